@@ -1,0 +1,1 @@
+"""What makes the folders ortkv runs: exporting, checking against the original, the manifest."""

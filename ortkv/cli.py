@@ -1,0 +1,363 @@
+"""The ``ortkv`` command: arguments in, text and tables out; every error is one line."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ortkv.errors import OrtkvError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ortkv.schema import CacheSchema
+
+app = typer.Typer(
+    name="ortkv",
+    help="Run any autoregressive ONNX decoder on ONNX Runtime.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"auto_envvar_prefix": "ORTKV", "help_option_names": ["-h", "--help"]},
+    epilog="Every option can be set as ORTKV_COMMAND_OPTION, such as ORTKV_GENERATE_SEED.",
+)
+
+Model = Annotated[str, typer.Argument(metavar="PATH", help="Model folder, .onnx file, or hub id.")]
+ProviderName = Annotated[
+    str, typer.Option("--provider", help="Execution provider: cpu, cuda, cuda:N, auto.")
+]
+Threads = Annotated[
+    int | None, typer.Option("--threads", min=1, help="Threads; default: every core allowed.")
+]
+MaxNewTokens = Annotated[
+    int | None, typer.Option("--max-new-tokens", "-n", help="Stop after this many tokens.")
+]
+Sample = Annotated[
+    bool | None,
+    typer.Option("--do-sample/--greedy", help="Draw tokens, or take the likeliest."),
+]
+Temperature = Annotated[float | None, typer.Option(help="Implies --do-sample; 0 means --greedy.")]
+TopK = Annotated[int | None, typer.Option(help="Draw from the k likeliest; 0 for all.")]
+TopP = Annotated[float | None, typer.Option(help="Draw from the likeliest that hold this mass.")]
+MinP = Annotated[float | None, typer.Option(help="Draw from those this near to the likeliest.")]
+RepetitionPenalty = Annotated[float | None, typer.Option(help="Above 1: repeat less.")]
+Stop = Annotated[
+    list[str] | None, typer.Option("--stop", help="End before this text (\\n, \\t); repeatable.")
+]
+Seed = Annotated[int | None, typer.Option(help="Of the random numbers.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def _reported(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose failure is one line on stderr and exit code 1."""
+
+    @functools.wraps(command)
+    def run(*args: Any, debug: bool = False, **kwargs: Any) -> None:
+        try:
+            command(*args, debug=debug, **kwargs)
+        except OrtkvError as error:
+            _fail(f"{error}", debug=debug)
+        except BrokenPipeError:
+            # The reader left (head, less): point stdout nowhere, so that exit does not flush to it.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(1) from None
+        except (typer.Exit, typer.Abort, KeyboardInterrupt):
+            raise
+        except Exception as error:  # noqa: BLE001 - the last door: no traceback reaches a user
+            _fail(f"a defect in ortkv or below, {type(error).__name__}: {error}", debug=debug)
+
+    return run
+
+
+def _fail(message: str, *, debug: bool) -> None:
+    if debug:
+        raise
+    sys.stderr.write(f"error: {' '.join(message.split())}\n")
+    raise typer.Exit(1)
+
+
+def _settings(  # noqa: PLR0913 - one argument an option
+    max_new_tokens: int | None,
+    do_sample: bool | None,
+    temperature: float | None,
+    top_k: int | None,
+    top_p: float | None,
+    min_p: float | None,
+    repetition_penalty: float | None,
+    stop: list[str] | None,
+    seed: int | None,
+) -> dict[str, Any]:
+    """The settings that were given; a sampling option without --greedy means --do-sample."""
+    if do_sample is None and temperature == 0:
+        do_sample, temperature = False, None
+    if do_sample is None and (temperature, top_k, top_p, min_p) != (None,) * 4:
+        do_sample = True
+    stops = tuple(s.replace("\\n", "\n").replace("\\t", "\t") for s in stop or ())
+    given: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "do_sample": do_sample,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "stop_strings": stops or None,
+        "seed": seed,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        from ortkv import __version__
+
+        typer.echo(f"ortkv {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+@_reported
+def generate(  # noqa: PLR0913
+    path: Model,
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", "-p", help="Text to continue; default: stdin.")
+    ] = None,
+    max_new_tokens: MaxNewTokens = None,
+    do_sample: Sample = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    repetition_penalty: RepetitionPenalty = None,
+    stop: Stop = None,
+    seed: Seed = None,
+    echo: Annotated[bool, typer.Option("--echo", help="Print the prompt too.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Timings on stderr at the end.")] = False,
+    provider: ProviderName = "cpu",
+    threads: Threads = None,
+    debug: Debug = False,
+) -> None:
+    """Continue a prompt; text streams to stdout."""
+    del debug
+    from ortkv.generator import Generator
+
+    if prompt is None and sys.stdin.isatty():
+        raise typer.BadParameter("expected text to continue: -p TEXT, or text on stdin")
+    text = sys.stdin.read() if prompt is None else prompt
+    settings = _settings(
+        max_new_tokens, do_sample, temperature, top_k, top_p, min_p, repetition_penalty, stop, seed
+    )
+    generator = Generator(path, provider=provider, threads=threads)
+    _say_provider(provider, generator.provider)
+    start = time.perf_counter()
+    sequence = generator.start(text)
+    prefill_s = time.perf_counter() - start
+    num_prompt = len(sequence.tokens)
+    if echo:
+        sys.stdout.write(text)
+    _print_pieces(sequence.stream(**settings))
+    if stats:
+        decode_s = time.perf_counter() - start - prefill_s
+        num_new = len(sequence.tokens) - num_prompt
+        sys.stderr.write(
+            f"prompt {num_prompt} tokens in {1e3 * prefill_s:.0f} ms; {num_new} new tokens, "
+            f"{num_new / max(decode_s, 1e-9):.0f} a second; ended by {sequence.finish_reason}\n"
+        )
+
+
+@app.command()
+@_reported
+def chat(  # noqa: PLR0913
+    path: Model,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    max_new_tokens: MaxNewTokens = None,
+    do_sample: Sample = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    repetition_penalty: RepetitionPenalty = None,
+    stop: Stop = None,
+    seed: Seed = None,
+    provider: ProviderName = "cpu",
+    threads: Threads = None,
+    debug: Debug = False,
+) -> None:
+    """Talk with a model that has a chat template. /reset starts over, /exit or Ctrl-D ends."""
+    del debug
+    from ortkv.generator import Generator
+
+    settings = _settings(
+        max_new_tokens, do_sample, temperature, top_k, top_p, min_p, repetition_penalty, stop, seed
+    )
+    generator = Generator(path, provider=provider, threads=threads)
+    _say_provider(provider, generator.provider)
+    opening = [{"role": "system", "content": system}] if system else []
+    messages, sequence = list(opening), None
+    for line in _lines_of_user():
+        if line == "/reset":
+            messages, sequence = list(opening), None
+            continue
+        messages.append({"role": "user", "content": line})
+        ids = generator.text.encode_chat(messages)
+        sequence = generator.start(ids) if sequence is None else sequence.become(ids)
+        messages.append(
+            {"role": "assistant", "content": _print_pieces(sequence.stream(**settings))}
+        )
+
+
+@app.command()
+@_reported
+def inspect(path: Model, json: Json = False, debug: Debug = False) -> None:
+    """Show how a graph's cache goes in and out, with the evidence for each entry."""
+    del debug
+    from ortkv.generator import inspect as read_schema
+
+    schema = read_schema(path)
+    if json:
+        _print_json(schema.to_dict())
+    else:
+        _print_schema(schema)
+
+
+@app.command()
+@_reported
+def bench(  # noqa: PLR0913
+    path: Model,
+    providers: Annotated[
+        str, typer.Option(help="Execution providers to measure, comma-separated.")
+    ] = "cpu",
+    prompt_len: Annotated[int, typer.Option(help="Prompt tokens a row.")] = 128,
+    new_tokens: Annotated[int, typer.Option(help="Tokens to generate a row.")] = 64,
+    batch: Annotated[int, typer.Option(help="Rows at once.")] = 1,
+    repeats: Annotated[int, typer.Option(help="Measured passes, after one to warm up.")] = 5,
+    threads: Threads = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Measure prefill, first token, decode and memory; medians over the repeats."""
+    del debug
+    from ortkv import bench as benchmarks
+
+    workload = benchmarks.Workload(
+        prompt_len=prompt_len, new_tokens=new_tokens, batch=batch, repeats=repeats
+    )
+    document = benchmarks.bench(
+        path, providers=providers.split(","), threads=threads, workload=workload
+    )
+    if json:
+        _print_json(document)
+    else:
+        _print_bench(document)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+def _say_provider(asked: str, taken: str) -> None:
+    if asked == "auto":
+        sys.stderr.write(f"provider: {taken}\n")
+
+
+def _print_pieces(pieces: Iterator[str]) -> str:
+    """Write pieces as they come, then a newline. Returns: all of them."""
+    whole = ""
+    for piece in pieces:
+        whole += piece
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+    return whole
+
+
+def _lines_of_user() -> Iterator[str]:
+    while True:
+        try:
+            line = input("> " if sys.stdin.isatty() else "").strip()
+        except EOFError:
+            return
+        if line == "/exit":
+            return
+        if line:
+            yield line
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    import json
+
+    sys.stdout.write(json.dumps(document, indent=2) + "\n")
+
+
+def _print_schema(schema: CacheSchema) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("layer", "role", "past", "present", "layout", "update", "evidence"):
+        table.add_column(title, overflow="fold", no_wrap=title not in ("past", "present"))
+    for e in schema.entries:
+        evidence = ",".join(e.evidence)
+        table.add_row(str(e.layer), e.role, e.past, e.present, e.layout, e.update, evidence)
+    sizes = {f"{e.num_kv_heads} kv heads x {e.head_dim} {e.dtype}": None for e in schema.entries}
+    helpers = ", ".join(f"{h.name} ({h.kind})" for h in schema.helpers) or "none"
+    console = Console()
+    console.print(table)
+    console.print(f"\ntokens   {schema.tokens} ({schema.tokens_dtype})", highlight=False)
+    console.print(f"helpers  {helpers}", highlight=False)
+    console.print(f"logits   {schema.logits} ({schema.logits_dtype})", highlight=False)
+    console.print(
+        f"cache    {schema.num_layers} layers, {', '.join(sizes)}, "
+        f"{schema.bytes_per_token} bytes a token",
+        highlight=False,
+    )
+
+
+_BENCH_ROWS = (
+    ("provider", "provider", "{}"),
+    ("batch x prompt + new", "shape", "{}"),
+    ("load", "load_s", "{:.2f} s"),
+    ("time to first token", "time_to_first_token_ms", "{:.1f} ms"),
+    ("prefill", "prefill_tokens_per_s", "{:.0f} tokens/s"),
+    ("decode", "decode_tokens_per_s", "{:.0f} tokens/s"),
+    ("decode step, median", "decode_step_ms", "{:.2f} ms"),
+    ("decode step, 90%", "decode_step_p90_ms", "{:.2f} ms"),
+    ("of which Python", "python_step_us", "{:.0f} us"),
+    ("cache a token", "cache_bytes_per_token", "{} bytes"),
+    ("peak memory", "peak_rss_mib", "{:.0f} MiB"),
+)
+
+
+def _print_bench(document: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for title, key, form in _BENCH_ROWS:
+        values = [_bench_cell(result, key, form) for result in document["results"]]
+        table.add_row(title, *values)
+    console = Console()
+    console.print(table)
+    where = document["environment"]
+    console.print(
+        f"\n{where['processor']}, {where['cores']} cores, onnxruntime {where['onnxruntime']}",
+        highlight=False,
+    )
+
+
+def _bench_cell(result: dict[str, Any], key: str, form: str) -> str:
+    if key == "shape":
+        return f"{result['batch']} x {result['prompt_len']} + {result['new_tokens']}"
+    if key == "peak_rss_mib":
+        peak = result["peak_rss_bytes"]
+        return "not known here" if peak is None else form.format(peak / 2**20)
+    return form.format(result[key])

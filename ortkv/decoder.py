@@ -1,0 +1,72 @@
+"""Prefill and decode steps of one cache: token ids in, the next token's scores out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ortkv.binding import Binding
+from ortkv.cache import Cache
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from ortkv.runtime import Device, Session
+    from ortkv.schema import CacheSchema
+
+PREFILL_CHUNK = 512
+"""Tokens a prefill run takes at most: bounds the memory of attention and logits."""
+
+PREFILL_LOGITS_BYTES = 64 * 2**20
+"""Most graphs score every position of a prefill; a chunk's scores stay within this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedGraph:
+    """What every decoder of one model shares."""
+
+    session: Session
+    schema: CacheSchema
+    device: Device
+
+
+class Decoder:
+    """Owns one cache and its binding. Every row of the cache gets each step's token."""
+
+    def __init__(self, graph: LoadedGraph, cache: Cache | None = None) -> None:
+        self.graph = graph
+        self.cache = cache or Cache(graph.schema, graph.device)
+        self._binding = Binding(graph.session, graph.schema, self.cache)
+
+    def prefill(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Run new tokens of a cache of one row, in chunks.
+
+        Returns: [vocab_size] float32, the scores of the token after the last.
+        Aliases: valid until the next run.   Changes: the cache, by ``len(tokens)``.
+        """
+        chunk = _chunk_len(self.graph.schema)
+        logits = np.empty((1, 0), dtype=np.float32)
+        for start in range(0, len(tokens), chunk):
+            logits = self._binding.run(np.array([tokens[start : start + chunk]]))
+        return logits[0]
+
+    def step(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Run one new token of every row.
+
+        tokens: one id a row.   Returns: [batch, vocab_size] float32.
+        Aliases: valid until the next run.   Changes: the cache, by one token a row.
+        """
+        return self._binding.run(np.array(tokens)[:, None])
+
+    def fork(self) -> Decoder:
+        """A decoder over a copy of the cache."""
+        return Decoder(self.graph, self.cache.copy())
+
+
+def _chunk_len(schema: CacheSchema) -> int:
+    row_bytes = 4 * (schema.vocab_size or 2**17)
+    return max(16, min(PREFILL_CHUNK, PREFILL_LOGITS_BYTES // row_bytes))

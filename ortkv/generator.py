@@ -1,0 +1,170 @@
+"""The façade: a path in, sequences and text out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar, overload
+
+from ortkv import generation_config
+from ortkv.decoder import LoadedGraph
+from ortkv.errors import InvalidRequest, TokenizerMissing, UnsupportedModel
+from ortkv.folder import open_folder
+from ortkv.runtime import open_model
+from ortkv.schema import derive
+from ortkv.sequence import LoadedModel, SequenceState, decode
+from ortkv.signature import read_model, signature_of
+from ortkv.weights import check_external_data
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from ortkv.folder import ModelFolder
+    from ortkv.generation_config import GenerationConfig
+    from ortkv.runtime import Provider
+    from ortkv.schema import CacheSchema
+    from ortkv.text import Text
+
+Rows = TypeVar("Rows", bound="Sequence[object]")
+
+
+def inspect(path: str | Path) -> CacheSchema:
+    """The cache schema of a folder, an .onnx file or a hub id; loads no weights, no session."""
+    return _schema_of(open_folder(path))
+
+
+def load_model(
+    path: str | Path, *, provider: Provider = "cpu", threads: int | None = None
+) -> LoadedModel:
+    """A path's graph in a session, with its tokenizer and settings; arguments as Generator's."""
+    folder = open_folder(path)
+    schema = _schema_of(folder)
+    if schema.fixed_batch not in (None, 1):
+        raise UnsupportedModel(
+            f"{folder.graph} takes exactly {schema.fixed_batch} rows a run: expected a "
+            "batch axis of 1 or a symbolic one. Export it with a dynamic batch."
+        )
+    opened = open_model(folder.graph, provider=provider, threads=threads)
+    return LoadedModel(
+        graph=LoadedGraph(session=opened.session, schema=schema, device=opened.device),
+        text=_text_of(folder, schema),
+        defaults=_defaults_of(folder),
+        context_length=folder.context_length,
+    )
+
+
+class Generator:
+    """A model on an execution provider.
+
+    path: a folder, an .onnx file, or the id of a hub repository.
+    provider: 'cpu', 'cuda', 'cuda:N', 'auto', or onnxruntime's own list of providers.
+    threads: onnxruntime's; None takes every core the process may use.
+
+    Settings of ``generate``, ``generate_ids`` and ``stream`` have the names and meanings of
+    ``ortkv.GenerationConfig``; the model's generation_config.json gives their defaults.
+
+    Raises: OrtkvError; see ``ortkv.errors`` for the kinds.
+    """
+
+    def __init__(
+        self, path: str | Path, *, provider: Provider = "cpu", threads: int | None = None
+    ) -> None:
+        self._model = load_model(path, provider=provider, threads=threads)
+
+    @property
+    def schema(self) -> CacheSchema:
+        """How the graph's cache goes in and out."""
+        return self._model.graph.schema
+
+    @property
+    def provider(self) -> str:
+        """onnxruntime's name of the execution provider in use."""
+        return self._model.graph.session.get_providers()[0]
+
+    @property
+    def text(self) -> Text:
+        """The tokenizer and chat template.   Raises: TokenizerMissing."""
+        return self._model.require_text()
+
+    @property
+    def defaults(self) -> GenerationConfig:
+        """The model's own settings, as its generation_config.json has them."""
+        return self._model.defaults
+
+    @property
+    def context_length(self) -> int | None:
+        """The most tokens a sequence may have; None where the model does not say."""
+        return self._model.context_length
+
+    def start(self, prompt: str | Sequence[int]) -> SequenceState:
+        """A new sequence after prefill of text or token ids."""
+        return SequenceState(self._model).extend(prompt)
+
+    @overload
+    def generate(self, prompt: str, **settings: object) -> str: ...
+    @overload
+    def generate(self, prompt: list[str], **settings: object) -> list[str]: ...
+    def generate(self, prompt: str | list[str], **settings: object) -> str | list[str]:
+        """The continuation of a prompt, or of each of several run together."""
+        config = self.defaults.updated(**settings)
+        if isinstance(prompt, str):
+            return self._generate([prompt], config)[0]
+        return self._generate(_checked_rows(prompt), config)
+
+    def generate_ids(self, prompts: Sequence[Sequence[int]], **settings: object) -> list[list[int]]:
+        """New token ids for each of several prompts run together; needs no tokenizer."""
+        config = self.defaults.updated(**settings)
+        sequences = [self.start(prompt) for prompt in _checked_rows(prompts)]
+        before = [len(sequence.tokens) for sequence in sequences]
+        for _ in decode(sequences, config, text=False):
+            pass
+        return [s.tokens[n:] for s, n in zip(sequences, before, strict=True)]
+
+    def stream(self, prompt: str, **settings: object) -> Iterator[str]:
+        """As ``generate``, in pieces as they come, each of whole characters."""
+        config = self.defaults.updated(**settings)
+        sequence = self.start(prompt)
+        return (e.text for e in decode([sequence], config, text=True) if e.text)
+
+    def _generate(self, prompts: Sequence[str], config: GenerationConfig) -> list[str]:
+        sequences = [self.start(prompt) for prompt in prompts]
+        texts = [""] * len(sequences)
+        for emitted in decode(sequences, config, text=True):
+            texts[emitted.row] += emitted.text
+        return texts
+
+
+def _schema_of(folder: ModelFolder) -> CacheSchema:
+    model = read_model(folder.graph)
+    check_external_data(model, folder.graph)
+    return derive(signature_of(model), model)
+
+
+def _text_of(folder: ModelFolder, schema: CacheSchema) -> Text | None:
+    """The folder's text side; None without a tokenizer, which token ids do not need."""
+    from ortkv.text import load_text
+
+    try:
+        text = load_text(folder)
+    except TokenizerMissing:
+        return None
+    if schema.vocab_size is not None and text.num_tokens > schema.vocab_size:
+        raise UnsupportedModel(
+            f"{folder.root}: the tokenizer has ids up to {text.num_tokens - 1}, the logits only "
+            f"{schema.vocab_size} columns: this tokenizer belongs to another model."
+        )
+    return text
+
+
+def _defaults_of(folder: ModelFolder) -> GenerationConfig:
+    stated = folder.json("generation_config.json")
+    if stated.get("eos_token_id") is None:
+        stated = {**stated, "eos_token_id": folder.json("config.json").get("eos_token_id")}
+    return generation_config.from_file(stated)
+
+
+def _checked_rows(rows: Rows) -> Rows:
+    if isinstance(rows, str) or any(not isinstance(row, str | list | tuple) for row in rows):
+        raise InvalidRequest("expected a list of prompts, one a row.")
+    if not rows:
+        raise InvalidRequest("an empty list of prompts: expected at least one.")
+    return rows

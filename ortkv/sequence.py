@@ -1,0 +1,341 @@
+"""The state of a sequence, and the loop that lengthens one or many.
+
+The cache holds the first ``past_len`` of a sequence's tokens. Tokens beyond that (a prompt
+not yet run, the token chosen last) are run when scores are next needed, so no verb can
+leave a token out of the cache.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from numbers import Integral
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ortkv.cache import Cache
+from ortkv.decoder import Decoder
+from ortkv.errors import ContextLengthExceeded, InvalidRequest, TokenizerMissing
+from ortkv.sampling import choose
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from ortkv.decoder import LoadedGraph
+    from ortkv.generation_config import GenerationConfig
+    from ortkv.text import Text, TextStream
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """What every sequence of one model shares. ``text`` is None where there is no tokenizer."""
+
+    graph: LoadedGraph
+    text: Text | None
+    defaults: GenerationConfig
+    context_length: int | None
+
+    def require_text(self) -> Text:
+        """The tokenizer.   Raises: TokenizerMissing."""
+        if self.text is None:
+            raise TokenizerMissing(
+                "this model's folder has no tokenizer: pass token ids and use generate_ids, or "
+                "copy the original model's tokenizer.json there."
+            )
+        return self.text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Emitted:
+    """One token the loop chose. ``text``: what may be shown now; '' where none was asked for."""
+
+    row: int
+    token: int
+    text: str
+
+
+class SequenceState:
+    """One sequence: its tokens, its cache, its random numbers. Not for two threads at once."""
+
+    def __init__(self, model: LoadedModel, decoder: Decoder | None = None) -> None:
+        self._model = model
+        self._decoder = decoder or Decoder(model.graph)
+        self._tokens: list[int] = []
+        self._scores: NDArray[np.float32] | None = None
+        self._random = np.random.default_rng()
+        self.finish_reason: str | None = None
+        """Why the last generation ended: 'eos', 'stop_string' or 'length'; None while it runs."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and generated ids, all of them (a copy)."""
+        return list(self._tokens)
+
+    @property
+    def past_len(self) -> int:
+        """How many of the tokens the cache holds."""
+        return self._decoder.cache.past_len
+
+    @property
+    def cache(self) -> Cache:
+        """The sequence's cache, to look into. Aliases: changes as the sequence does."""
+        return self._decoder.cache
+
+    @property
+    def logits(self) -> NDArray[np.float32]:
+        """[vocab_size] float32, a copy: the scores of the token that comes next."""
+        return self.scores().copy()
+
+    def scores(self) -> NDArray[np.float32]:
+        """As ``logits``.   Aliases: valid until the sequence changes; copy to keep.
+
+        Changes: the cache, by the tokens it did not hold yet.
+        """
+        if self._scores is None or self.past_len < len(self._tokens):
+            if not self._tokens:
+                raise InvalidRequest("the sequence is empty and scores no token: extend it first.")
+            self._scores = None
+            start = min(self.past_len, len(self._tokens) - 1)
+            if start < self.past_len:
+                self._decoder.cache.truncate(start)
+            self._scores = self._decoder.prefill(self._tokens[start:])
+        return self._scores
+
+    def extend(self, prompt: str | Sequence[int]) -> SequenceState:
+        """Add text or token ids to the end, and run them. Returns: this sequence.
+
+        Raises: InvalidRequest for ids outside the vocabulary; ContextLengthExceeded. The
+        sequence is then as it was before.
+        """
+        new = self._ids(prompt)
+        before = len(self._tokens)
+        self._check_room(new)
+        self._tokens += new
+        try:
+            self.scores()
+        except BaseException:
+            self.rewind(before)
+            raise
+        return self
+
+    def rewind(self, length: int) -> SequenceState:
+        """Keep the first ``length`` tokens. Returns: this sequence."""
+        if isinstance(length, bool) or not 0 <= length <= len(self._tokens):
+            raise InvalidRequest(
+                f"cannot rewind to {length} tokens: the sequence has {len(self._tokens)}."
+            )
+        del self._tokens[length:]
+        if length < self.past_len:
+            self._decoder.cache.truncate(length)
+            self._scores = None
+        return self
+
+    def become(self, tokens: Sequence[int]) -> SequenceState:
+        """Hold these tokens instead, keeping the cache of the common start. Returns: itself."""
+        pairs = zip(self._tokens, tokens, strict=False)
+        shorter = min(len(self._tokens), len(tokens))
+        common = next((i for i, (old, new) in enumerate(pairs) if old != new), shorter)
+        return self.rewind(common).extend(tokens[common:])
+
+    def fork(self) -> SequenceState:
+        """An independent twin: same tokens, cache and random numbers to come."""
+        twin = SequenceState(self._model, self._decoder.fork())
+        twin._tokens = list(self._tokens)
+        twin._scores = None if self._scores is None else self._scores.copy()
+        twin._random = copy.deepcopy(self._random)
+        return twin
+
+    def generate(self, **settings: object) -> str:
+        """Add tokens by the model's settings and these. Returns: their text."""
+        return "".join(self.stream(**settings))
+
+    def generate_ids(self, **settings: object) -> list[int]:
+        """Add tokens by the model's settings and these. Returns: the new ids."""
+        config = self._model.defaults.updated(**settings)
+        return [emitted.token for emitted in decode([self], config, text=False)]
+
+    def stream(self, **settings: object) -> Iterator[str]:
+        """As ``generate``, in pieces as they come, each of whole characters."""
+        config = self._model.defaults.updated(**settings)
+        self._model.require_text()
+        return (e.text for e in decode([self], config, text=True) if e.text)
+
+    def __repr__(self) -> str:
+        cache = self._decoder.cache
+        entry = cache.schema.entries[0]
+        return (
+            f"SequenceState(tokens {len(self._tokens)}, kv {self.past_len}, "
+            f"{entry.layout} {entry.dtype}, {cache.num_bytes / 2**20:.1f} MiB)"
+        )
+
+    def seed(self, seed: int | None) -> None:
+        """Start the random numbers anew; None leaves them where they are."""
+        if seed is not None:
+            self._random = np.random.default_rng(seed)
+
+    def add_choice(
+        self, scores: NDArray[np.float32], num_new: int, config: GenerationConfig
+    ) -> int:
+        """Choose the next token by its scores [vocab_size] and add it."""
+        token = choose(scores, self._tokens, num_new, config, self._random)
+        self._tokens.append(token)
+        return token
+
+    def text_stream(self, config: GenerationConfig) -> TextStream:
+        """A stream of the text that follows the sequence's tokens."""
+        return self._model.require_text().stream(self._tokens, config.stop_strings)
+
+    def room(self) -> int | None:
+        """Tokens that still fit in the context; None where the model states no length."""
+        limit = self._model.context_length
+        return None if limit is None else limit - len(self._tokens)
+
+    @property
+    def last_token(self) -> int:
+        """The token added last."""
+        return self._tokens[-1]
+
+    def batch_key(self) -> object:
+        """Sequences of one key may share a run."""
+        schema = self._model.graph.schema
+        if schema.fixed_batch == 1:
+            return id(self)
+        return None if schema.takes_ragged_rows else len(self._tokens)
+
+    def joined(self, sequences: Sequence[SequenceState]) -> Decoder:
+        """A decoder over a copy of all their caches, one row each."""
+        return Decoder(self._model.graph, Cache.joined([s.cache for s in sequences]))
+
+    def release(self) -> None:
+        """Give the cache's memory back; it is computed again when the sequence is used."""
+        self._decoder = Decoder(self._model.graph)
+        self._scores = None
+
+    def _ids(self, prompt: str | Sequence[int]) -> list[int]:
+        if isinstance(prompt, str):
+            text = self._model.require_text()
+            ids = text.encode(prompt, first=not self._tokens)
+        else:
+            ids = [_token_id(token) for token in prompt]
+        width = self._model.graph.schema.vocab_size
+        wrong = [i for i in ids if i < 0 or (width is not None and i >= width)]
+        if wrong or not (ids or self._tokens):
+            found = f"token ids {wrong[:5]}" if wrong else "an empty prompt"
+            raise InvalidRequest(
+                f"{found}: expected ids from 0 to {(width or 2**31) - 1}, at least one."
+            )
+        return ids
+
+    def _check_room(self, new: Sequence[int]) -> None:
+        room = self.room()
+        if room is not None and len(new) > room:
+            raise ContextLengthExceeded(
+                f"{len(self._tokens) + len(new)} tokens, of which {len(new)} are new, do not fit "
+                f"in the model's context of {self._model.context_length}: shorten the prompt."
+            )
+
+
+@dataclass(kw_only=True)
+class _Row:
+    """One sequence on its way through the loop."""
+
+    index: int
+    sequence: SequenceState
+    stream: TextStream | None
+    limit: int
+    num_new: int = 0
+
+    def advance(self, scores: NDArray[np.float32], config: GenerationConfig) -> Emitted:
+        """Choose a token, and note whether it was the last."""
+        token = self.sequence.add_choice(scores, self.num_new, config)
+        self.num_new += 1
+        text = "" if self.stream is None else self.stream.push(token)
+        reason = self._reason_to_stop(token, config)
+        self.sequence.finish_reason = reason
+        if self.stream is not None and reason is not None:
+            text += self.stream.finish()
+        return Emitted(row=self.index, token=token, text=text)
+
+    def _reason_to_stop(self, token: int, config: GenerationConfig) -> str | None:
+        if token in config.eos_token_id:
+            return "eos"
+        if self.stream is not None and self.stream.stopped:
+            return "stop_string"
+        return "length" if self.num_new >= self.limit else None
+
+
+class _Batch:
+    """Several sequences stepped as one. Changes: their own caches are given back."""
+
+    def __init__(self, rows: Sequence[_Row]) -> None:
+        sequences = [row.sequence for row in rows]
+        self._rows = list(rows)
+        self._first: NDArray[np.float32] | None = np.stack([s.scores() for s in sequences])
+        self._decoder = sequences[0].joined(sequences)
+        for sequence in sequences:
+            sequence.release()
+
+    def scores(self, rows: Sequence[_Row]) -> NDArray[np.float32]:
+        """[len(rows), vocab_size] float32: the scores after each row's last token."""
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        if len(rows) < len(self._rows):
+            self._decoder.cache.keep([self._rows.index(row) for row in rows])
+            self._rows = list(rows)
+        return self._decoder.step([row.sequence.last_token for row in rows])
+
+
+def decode(
+    sequences: Sequence[SequenceState], config: GenerationConfig, *, text: bool
+) -> Iterator[Emitted]:
+    """Lengthen every sequence until it ends; rows come as they are chosen.
+
+    text: whether to decode it; stop strings need it and bring it about.
+    Raises: ContextLengthExceeded where a sequence has no room for a single token.
+    """
+    with_text = text or bool(config.stop_strings)
+    rows = [_row(i, sequence, config, with_text) for i, sequence in enumerate(sequences)]
+    for group in _groups([row for row in rows if row.limit > 0]):
+        yield from _decode_group(group, config)
+
+
+def _row(index: int, sequence: SequenceState, config: GenerationConfig, with_text: bool) -> _Row:
+    room = sequence.room()
+    if room is not None and room <= 0 < config.max_new_tokens:
+        num_tokens = len(sequence.tokens)
+        raise ContextLengthExceeded(
+            f"the sequence's {num_tokens} tokens fill the model's context of "
+            f"{num_tokens + room}: no new token fits. Shorten the prompt, or rewind."
+        )
+    limit = config.max_new_tokens if room is None else min(config.max_new_tokens, room)
+    sequence.seed(config.seed)
+    sequence.finish_reason = None if limit else "length"
+    stream = sequence.text_stream(config) if with_text else None
+    return _Row(index=index, sequence=sequence, stream=stream, limit=limit)
+
+
+def _groups(rows: list[_Row]) -> list[list[_Row]]:
+    """Rows that may share a run: all, or those of one length, or each alone."""
+    groups: dict[object, list[_Row]] = {}
+    for row in rows:
+        groups.setdefault(row.sequence.batch_key(), []).append(row)
+    return list(groups.values())
+
+
+def _decode_group(rows: list[_Row], config: GenerationConfig) -> Iterator[Emitted]:
+    batch = _Batch(rows) if len(rows) > 1 else None
+    while rows:
+        scores = batch.scores(rows) if batch else [rows[0].sequence.scores()]
+        for row, row_scores in zip(rows, scores, strict=True):
+            yield row.advance(row_scores, config)
+        rows = [row for row in rows if row.sequence.finish_reason is None]
+
+
+def _token_id(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise InvalidRequest(f"a token id is {value!r}: expected integers.")
+    return int(value)

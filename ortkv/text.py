@@ -1,0 +1,277 @@
+"""Text to token ids and back: the tokenizer, the chat template, streaming in whole characters."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from ortkv.errors import ConfigError, InvalidRequest, TemplateError, TokenizerMissing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ortkv.folder import ModelFolder
+
+_SLOW_FILES = (
+    "tokenizer.model",
+    "spiece.model",
+    "vocab.json",
+    "vocab.txt",
+    "sentencepiece.bpe.model",
+)
+_CONTEXT_TOKENS = 16
+"""Tokens before a stream that decide whether its first piece starts with a space."""
+_MAX_TEMPLATE_CHARS = 2**20
+_MARK = re.compile("\ue000(\\d+)\ue001")
+"""Stands for a message's content, by its index, while a template is rendered."""
+
+
+class Text:
+    """A model's tokenizer and chat template."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        template: str | None = None,
+        specials: dict[str, str] | None = None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._specials = specials or {}
+
+    @property
+    def num_tokens(self) -> int:
+        """One more than the highest id the tokenizer gives."""
+        return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    def encode(self, text: str, *, first: bool) -> list[int]:
+        """Token ids of text. ``first``: at a sequence's start, with BOS where the model wants one.
+
+        Special tokens written out in the text are taken as such; ``render`` is for text
+        from others.   Raises: InvalidRequest where the text is not valid Unicode.
+        """
+        return self._ids(text, first=first)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of token ids, special tokens left out."""
+        return self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+
+    def stream(self, before: Sequence[int], stop_strings: Sequence[str] = ()) -> TextStream:
+        """A stream of what follows the tokens ``before``."""
+        return TextStream(self._tokenizer, before, stop_strings)
+
+    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Ids of a conversation, through the model's chat template, up to the reply.
+
+        A message's content is text: a special token written out in it does not become one.
+
+        Raises: TemplateError where there is no template or it refuses the messages;
+        InvalidRequest where a content is not valid text.
+        """
+        if not all(isinstance(m.get("content"), str) for m in messages):
+            raise InvalidRequest("a message has no content: expected a str in every message.")
+        if not self._spells_special(messages):
+            return self._ids(self._render(messages), first=False)
+        marked = [{**m, "content": f"\ue000{i}\ue001"} for i, m in enumerate(messages)]
+        ids: list[int] = []
+        # Split at the marks: the template's own text, then an index, and so on by turns.
+        for i, part in enumerate(_MARK.split(self._render(marked))):
+            ids += self._as_plain_text(messages[int(part)]["content"]) if i % 2 else self._ids(part)
+        return ids
+
+    def _ids(self, text: str, *, first: bool = False) -> list[int]:
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=first).ids
+        except (UnicodeEncodeError, TypeError) as error:
+            raise InvalidRequest(
+                f"the prompt is not valid text ({error}): expected a str without lone surrogates."
+            ) from error
+
+    def _spells_special(self, messages: Sequence[dict[str, str]]) -> bool:
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        specials = [token.content for token in added if token.special]
+        return any(special in m["content"] for m in messages for special in specials)
+
+    def _as_plain_text(self, text: str) -> list[int]:
+        self._tokenizer.encode_special_tokens = True
+        try:
+            return self._ids(text)
+        finally:
+            self._tokenizer.encode_special_tokens = False
+
+    def _render(self, messages: Sequence[dict[str, str]]) -> str:
+        if self._template is None:
+            raise TemplateError(
+                "the model has no chat template (chat_template.jinja, or chat_template in "
+                "tokenizer_config.json): use generate with a whole prompt instead."
+            )
+        return _render(self._template, messages, self._specials)
+
+
+class TextStream:
+    """Tokens in, text out, in whole characters and never past a stop string."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, before: Sequence[int], stop_strings: Sequence[str]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._stop_strings = tuple(stop_strings)
+        self._held = ""
+        self.stopped = False
+        before = list(before[-_CONTEXT_TOKENS:])
+        whole = len(before)
+        while whole and tokenizer.decode(before[:whole]).endswith("\ufffd"):
+            whole -= 1
+        self._stream = DecodeStream(ids=before[:whole], skip_special_tokens=True)
+        for token in before[whole:]:
+            self._stream.step(tokenizer, token)
+        self._repeated = tokenizer.decode(before)[len(tokenizer.decode(before[:whole])) :]
+        """Replacement characters that a broken end of ``before`` shows if nothing completes it."""
+
+    def push(self, token: int) -> str:
+        """The text this token completes; '' while a character or a stop string may be open."""
+        new = self._stream.step(self._tokenizer, token)
+        if new:
+            self._held += new[_num_shared(new, self._repeated) :]
+            self._repeated = ""
+        ends = [at for at in map(self._held.find, self._stop_strings) if at >= 0]
+        if ends:
+            self.stopped = True
+            shown, self._held = self._held[: min(ends)], ""
+            return shown
+        keep = max((_overlap(self._held, stop) for stop in self._stop_strings), default=0)
+        shown = self._held[: len(self._held) - keep]
+        self._held = self._held[len(shown) :]
+        return shown
+
+    def finish(self) -> str:
+        """What was held back for a stop string that did not come."""
+        shown, self._held = self._held, ""
+        return shown
+
+
+def load_text(folder: ModelFolder) -> Text:
+    """The folder's tokenizer and template.
+
+    Raises: TokenizerMissing where there is none that can be read.
+    """
+    config = folder.json("tokenizer_config.json")
+    file = folder.find("tokenizer.json")
+    if file is None:
+        tokenizer = _converted(folder)
+    else:
+        try:
+            tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:  # tokenizers raises plain Exception
+            raise TokenizerMissing(
+                f"{file} cannot be read ({error}): copy it again from the original model."
+            ) from error
+    return Text(tokenizer, template=_template(folder, config), specials=_specials(config))
+
+
+def _specials(config: dict[str, Any]) -> dict[str, str]:
+    """The special tokens a template may name; each is a string or a tokenizers' AddedToken."""
+    found: dict[str, str] = {}
+    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
+        value: Any = config.get(name)
+        if value is not None:
+            content: Any = value.get("content") if isinstance(value, dict) else value
+            if not isinstance(content, str):
+                raise ConfigError(
+                    f"tokenizer_config.json: {name} is {value!r}: expected a string, or an object "
+                    "with its content."
+                )
+            found[name] = content
+    return found
+
+
+def _converted(folder: ModelFolder) -> Tokenizer:
+    """A slow tokenizer's fast twin, made by transformers."""
+    if not any(folder.find(name) for name in _SLOW_FILES):
+        raise TokenizerMissing(
+            f"{folder.root} has no tokenizer.json: copy the original model's tokenizer files "
+            "there, or work with token ids (start, generate_ids)."
+        )
+    try:
+        transformers: Any = import_module("transformers")
+    except ImportError as error:
+        raise TokenizerMissing(
+            f"{folder.root} has only a slow tokenizer, which transformers must convert: "
+            "pip install transformers sentencepiece, or copy a tokenizer.json there."
+        ) from error
+    try:
+        fast: Tokenizer = transformers.AutoTokenizer.from_pretrained(folder.root).backend_tokenizer
+    except (AttributeError, ImportError, OSError, ValueError) as error:
+        raise TokenizerMissing(
+            f"{folder.root}: transformers cannot convert its slow tokenizer ({error}): "
+            "copy a tokenizer.json there."
+        ) from error
+    return fast
+
+
+def _template(folder: ModelFolder, config: dict[str, Any]) -> str | None:
+    file = folder.find("chat_template.jinja")
+    if file is not None:
+        return file.read_text(encoding="utf-8", errors="replace")
+    found: Any = config.get("chat_template")
+    if isinstance(found, str | None):
+        return found
+    try:
+        named: dict[str, str] = {entry["name"]: entry["template"] for entry in found}
+    except (KeyError, TypeError) as error:
+        raise ConfigError(
+            "tokenizer_config.json: chat_template is neither a string nor a list of objects with "
+            "a name and a template each."
+        ) from error
+    return named.get("default")
+
+
+def _render(template: str, messages: Sequence[dict[str, str]], specials: dict[str, str]) -> str:
+    """Source of the environment and its names: transformers 5, utils/chat_template_utils.py."""
+    import jinja2
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def strftime_now(form: str) -> str:
+        return datetime.now().astimezone().strftime(form)
+
+    def tojson(value: object, indent: int | None = None) -> str:
+        return json.dumps(value, ensure_ascii=False, indent=indent)
+
+    if len(template) > _MAX_TEMPLATE_CHARS:
+        raise TemplateError(
+            f"the chat template has {len(template)} characters: expected at most "
+            f"{_MAX_TEMPLATE_CHARS}."
+        )
+    environment: Any = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
+    try:
+        return environment.from_string(template).render(
+            messages=list(messages), add_generation_prompt=True, **specials
+        )
+    except (jinja2.TemplateError, TypeError, ValueError, RecursionError) as error:
+        raise TemplateError(f"the chat template refused the conversation: {error}.") from error
+
+
+def _num_shared(one: str, other: str) -> int:
+    """How many characters both start with."""
+    pairs = zip(one, other, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def _overlap(text: str, stop: str) -> int:
+    """How many characters at the end of ``text`` may be the start of ``stop``."""
+    return next((n for n in range(min(len(text), len(stop)), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,0 +1,236 @@
+"""The command line as a user meets it: exit codes, one line an error, clean stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / "models" / "shakespeare-onnx"
+FIXTURES = ROOT / "tests" / "fixtures"
+START = "from ortkv.cli import main; main()"
+
+
+def ortkv(
+    *args: object, stdin: str = "", env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", START, *map(str, args)],
+        input=stdin,
+        env={**os.environ, "COLUMNS": "100", **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def fails(result: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert result.returncode == 1, result
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert "Traceback" not in result.stderr
+    for word in words:
+        assert word in result.stderr
+
+
+def test_generate_streams_the_continuation_alone() -> None:
+    result = ortkv("generate", MODEL, "-p", "ROMEO:", "--max-new-tokens", 20)
+    assert result.returncode == 0
+    assert result.stderr == ""
+    assert len(result.stdout.strip()) > 20
+    assert not result.stdout.startswith("ROMEO:")
+    echoed = ortkv("generate", MODEL, "--max-new-tokens", 20, "--echo", stdin="ROMEO:")
+    assert echoed.stdout == "ROMEO:" + result.stdout
+
+
+def test_sampling_options_reach_the_sampler() -> None:
+    base = ("generate", MODEL, "-p", "ROMEO:", "-n", 20)
+    greedy = ortkv(*base).stdout
+    drawn = ortkv(*base, "--temperature", 1.5, "--seed", 1).stdout
+    assert drawn != greedy
+    assert drawn == ortkv(*base, "--temperature", 1.5, env={"ORTKV_GENERATE_SEED": "1"}).stdout
+    assert ortkv(*base, "--temperature", 0).stdout == greedy
+    assert ortkv(*base, "--temperature", 1.5, "--seed", 1, "--top-k", 1).stdout == greedy
+    word = greedy.split()[1]
+    stopped = ortkv(*base, "--stop", word).stdout
+    assert word not in stopped
+    assert greedy.startswith(stopped.rstrip("\n"))
+
+
+def test_a_file_that_is_no_onnx(tmp_path: Path) -> None:
+    """# hostile 25."""
+    for content in (b"", b"hello, world", MODEL.joinpath("model.onnx").read_bytes()[:500]):
+        file = tmp_path / "model.onnx"
+        file.write_bytes(content)
+        fails(ortkv("generate", file, "-p", "x"), "model.onnx", "not an ONNX model")
+
+
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
+    fails(ortkv("generate", tmp_path, "-p", "x"), "no .onnx file")
+
+
+def test_a_path_that_is_not_there() -> None:
+    fails(ortkv("inspect", ROOT / "models" / "shakespear"), "does not exist")
+
+
+def test_a_prompt_longer_than_the_context() -> None:
+    fails(ortkv("generate", MODEL, stdin="word " * 3000), "context of 512", "shorten")
+
+
+def test_cuda_on_a_machine_without_it() -> None:
+    """# hostile 35."""
+    import onnxruntime
+
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("this onnxruntime has CUDA; tests/gpu covers it")
+    for provider in ("cuda", "cuda:1"):
+        result = ortkv("generate", MODEL, "-p", "x", "--provider", provider)
+        fails(result, "CUDAExecutionProvider", "pip install 'ortkv[gpu]'")
+
+
+def test_a_provider_that_is_none() -> None:
+    fails(ortkv("generate", MODEL, "-p", "x", "--provider", "gpu"), "cpu, cuda, cuda:N, auto")
+
+
+def test_provider_auto_says_what_it_took() -> None:
+    result = ortkv("generate", MODEL, "-p", "x", "-n", 2, "--provider", "auto")
+    assert result.returncode == 0
+    assert result.stderr.startswith("provider: ")
+
+
+def test_a_missing_tokenizer(tmp_path: Path) -> None:
+    for name in ("model.onnx", "config.json", "model.onnx.data"):
+        if (MODEL / name).exists():
+            shutil.copy(MODEL / name, tmp_path)
+    fails(ortkv("generate", tmp_path, "-p", "x"), "no tokenizer", "tokenizer.json")
+
+
+def test_settings_out_of_range() -> None:
+    """# hostile 41."""
+    for option, value in (("--temperature", -1), ("--top-p", 1.5), ("--seed", 2**64)):
+        result = ortkv("generate", MODEL, "-p", "x", option, value)
+        fails(result, option.removeprefix("--").replace("-", "_"), "expected")
+
+
+def test_wrong_usage_exits_2() -> None:
+    for args in (("generate",), ("generate", MODEL, "--nope"), ("nope",)):
+        result = ortkv(*args)
+        assert result.returncode == 2
+        assert "Traceback" not in result.stderr
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    result = ortkv("inspect", tmp_path, "--debug")
+    assert result.returncode == 1
+    assert "Traceback" in result.stderr
+
+
+def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
+    command = f"{sys.executable} -c '{START}' inspect {MODEL} --json | head -c 1"
+    result = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert result.stdout == "{"
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize("folder", sorted(p.parent for p in FIXTURES.glob("*/model.onnx")))
+def test_inspect_json_matches_its_schema(folder: Path) -> None:
+    result = ortkv("inspect", folder, "--json")
+    assert result.returncode == 0
+    assert result.stderr == ""
+    contract = json.loads((ROOT / "docs" / "inspect.schema.json").read_text())
+    jsonschema.validate(json.loads(result.stdout), contract)
+
+
+def test_inspect_prints_a_table() -> None:
+    result = ortkv("inspect", MODEL)
+    assert result.returncode == 0
+    for word in ("past_key_values.0.key", "present.0.key", "BHSD", "in_place", "topology"):
+        assert word in result.stdout
+
+
+def test_bench_gives_numbers() -> None:
+    result = ortkv("bench", MODEL, "--prompt-len", 16, "--new-tokens", 8, "--repeats", 2, "--json")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    (measured,) = document["results"]
+    for key in ("prefill_tokens_per_s", "decode_tokens_per_s", "time_to_first_token_ms"):
+        assert measured[key] > 0
+    assert (
+        0 < measured["python_step_us"] < 1e3 * measured["decode_step_ms"] * measured["new_tokens"]
+    )
+    assert measured["peak_rss_bytes"] > (MODEL / "model.onnx").stat().st_size
+    assert ortkv("bench", MODEL, "--prompt-len", 9, "--new-tokens", 4).returncode == 0
+
+
+def test_bench_refuses_what_does_not_fit() -> None:
+    fails(ortkv("bench", MODEL, "--prompt-len", 500, "--new-tokens", 64), "context of 512")
+    fails(ortkv("bench", MODEL, "--repeats", 0), "at least 1 repeat")
+
+
+def test_chat_keeps_a_conversation(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(MODEL, tmp_path / "model"))
+    template = (
+        "{% for m in messages %}{{ m.role | upper }}:\n{{ m.content }}\n\n{% endfor %}ROMEO:\n"
+    )
+    (folder / "chat_template.jinja").write_text(template)
+    talk = ("chat", folder, "-n", 12, "--stop", "\\n\\n")
+    both = ortkv(*talk, stdin="Good morrow.\nWhither?\n")
+    assert both.returncode == 0, both.stderr
+    first = ortkv(*talk, stdin="Good morrow.\n/exit\nWhither?\n")
+    assert both.stdout.startswith(first.stdout)
+    assert len(both.stdout) > len(first.stdout)
+    again = ortkv(*talk, stdin="Whither?\n/reset\nGood morrow.\n")
+    assert again.stdout.endswith(first.stdout)
+
+
+def test_chat_without_a_template() -> None:
+    fails(ortkv("chat", FIXTURES / "llama-optimum", stdin="hello\n"), "tokenizer")
+
+
+def test_help_imports_neither_onnxruntime_nor_numpy() -> None:
+    """What keeps `ortkv --help` quick, checked without a clock."""
+    code = (
+        "import sys\n"
+        "from ortkv.cli import app\n"
+        "try:\n    app(['--help'])\nexcept SystemExit:\n    pass\n"
+        "heavy = {'numpy', 'onnx', 'onnxruntime', 'tokenizers', 'transformers', 'torch'}\n"
+        "sys.exit(', '.join(heavy & set(sys.modules)) or 0)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_running_a_model_imports_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys, ortkv\n"
+        f"ortkv.Generator({str(MODEL)!r}).generate('ROMEO:', max_new_tokens=2)\n"
+        "sys.exit(', '.join({'torch', 'transformers'} & set(sys.modules)) or 0)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_without_an_onnxruntime_one_line_says_what_to_install() -> None:
+    code = f"import sys; sys.modules['onnxruntime'] = None; {START}"
+    result = subprocess.run(
+        [sys.executable, "-c", code, "generate", str(MODEL), "-p", "x"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    fails(result, "ortkv[cpu]", "ortkv[gpu]")

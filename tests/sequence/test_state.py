@@ -1,0 +1,220 @@
+"""Extend, rewind, fork and generate, in any order, against a full recompute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, rule
+from ortkv import Generator
+from ortkv.errors import ContextLengthExceeded, InvalidRequest
+
+from oracle import full_logits
+
+FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
+TOLERANCE = 1e-4  # fp32 on both sides; see tests/golden/reference.py
+GRAPHS = ("llama-optimum", "llama-genai", "gpt2-ort", "llama-merged")
+VOCAB_SIZE = 160
+ids = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=6)
+
+
+@pytest.fixture(scope="module", params=GRAPHS)
+def generator(request: pytest.FixtureRequest) -> Generator:
+    return Generator(FIXTURES / request.param)
+
+
+def oracle_for(graph: str) -> Path:
+    """The concat twin of the same checkpoint, run without a cache by plain onnxruntime."""
+    return FIXTURES / ("gpt2-optimum" if graph.startswith("gpt2") else "llama-optimum")
+
+
+class _Sequences(RuleBasedStateMachine):
+    """Model: a list of tokens. Answer: all of them in one run of plain onnxruntime."""
+
+    graph: str
+    generator: Generator
+    sequences = Bundle("sequences")
+
+    @initialize(target=sequences, prompt=ids)
+    def start(self, prompt: list[int]) -> tuple[object, list[int]]:
+        return self.generator.start(prompt), list(prompt)
+
+    @rule(pair=sequences, new=ids)
+    def extend(self, pair: tuple, new: list[int]) -> None:
+        sequence, tokens = pair
+        if len(tokens) + len(new) < 60:
+            sequence.extend(new)
+            tokens += new
+
+    @rule(pair=sequences, count=st.integers(1, 4))
+    def generate(self, pair: tuple, count: int) -> None:
+        """The turn ends without EOS: its last token must still enter the cache."""
+        sequence, tokens = pair
+        if len(tokens) + count < 60:
+            tokens += sequence.generate_ids(max_new_tokens=count, eos_token_id=None)
+
+    @rule(pair=sequences, share=st.floats(0, 1))
+    def rewind(self, pair: tuple, share: float) -> None:
+        sequence, tokens = pair
+        del tokens[max(1, round(share * len(tokens))) :]
+        sequence.rewind(len(tokens))
+
+    @rule(target=sequences, pair=sequences)
+    def fork(self, pair: tuple) -> tuple[object, list[int]]:
+        sequence, tokens = pair
+        return sequence.fork(), list(tokens)
+
+    @rule(pair=sequences)
+    def compare(self, pair: tuple) -> None:
+        sequence, tokens = pair
+        assert sequence.tokens == tokens
+        expected = full_logits(oracle_for(self.graph), tokens)
+        np.testing.assert_allclose(sequence.logits, expected, rtol=0, atol=TOLERANCE)
+
+
+def _machine(name: str) -> type[RuleBasedStateMachine]:
+    made = type(name, (_Sequences,), {"graph": name, "generator": Generator(FIXTURES / name)})
+    made.TestCase.settings = settings(
+        derandomize=True, deadline=None, max_examples=25, stateful_step_count=15
+    )
+    return made
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_any_order_of_verbs_scores_as_a_full_recompute(graph: str) -> None:
+    _machine(graph).TestCase().runTest()
+
+
+def test_rewind_keeps_the_first_tokens_and_scores_the_next(generator: Generator) -> None:
+    sequence = generator.start([5, 6, 7, 8, 9])
+    sequence.generate_ids(max_new_tokens=5, eos_token_id=None)
+    sequence.rewind(4)
+    assert sequence.tokens == [5, 6, 7, 8]
+    np.testing.assert_allclose(
+        sequence.logits, generator.start([5, 6, 7, 8]).logits, rtol=0, atol=TOLERANCE
+    )
+
+
+def test_logits_are_a_copy(generator: Generator) -> None:
+    sequence = generator.start([1, 2, 3])
+    kept = sequence.logits
+    before = kept.copy()
+    sequence.generate_ids(max_new_tokens=3, eos_token_id=None)
+    np.testing.assert_array_equal(kept, before)
+
+
+def test_a_fork_goes_its_own_way(generator: Generator) -> None:
+    sequence = generator.start([1, 2, 3])
+    twin = sequence.fork()
+    sequence.extend([4, 5])
+    twin.extend([6])
+    np.testing.assert_allclose(
+        twin.logits, generator.start([1, 2, 3, 6]).logits, rtol=0, atol=TOLERANCE
+    )
+    np.testing.assert_allclose(
+        sequence.logits, generator.start([1, 2, 3, 4, 5]).logits, rtol=0, atol=TOLERANCE
+    )
+
+
+def test_a_fork_draws_the_same_random_numbers(generator: Generator) -> None:
+    sequence = generator.start([1, 2, 3])
+    sequence.seed(11)
+    twin = sequence.fork()
+    drawn = [s.generate_ids(max_new_tokens=12, do_sample=True) for s in (sequence, twin)]
+    assert drawn[0] == drawn[1]
+
+
+def test_become_keeps_the_common_start_cached(generator: Generator) -> None:
+    sequence = generator.start([1, 2, 3, 4, 5])
+    sequence.become([1, 2, 3, 9])
+    assert sequence.tokens == [1, 2, 3, 9]
+    np.testing.assert_allclose(
+        sequence.logits, generator.start([1, 2, 3, 9]).logits, rtol=0, atol=TOLERANCE
+    )
+
+
+def test_ids_outside_the_vocabulary_are_refused(generator: Generator) -> None:
+    """-1 wraps silently in Gather; a float or a bool is no id.  # hostile 43."""
+    for wrong in ([-1], [VOCAB_SIZE], [1.5], [True], [[1]], ["a"]):
+        with pytest.raises(InvalidRequest) as raised:
+            generator.start(wrong)  # pyright: ignore[reportArgumentType]
+        assert raised.value.code == "invalid_request"
+
+
+def test_a_refused_extension_leaves_the_sequence_as_it_was(generator: Generator) -> None:
+    sequence = generator.start([1, 2, 3])
+    before = sequence.logits
+    with pytest.raises(InvalidRequest):
+        sequence.extend([4, -1])
+    with pytest.raises(ContextLengthExceeded):
+        sequence.extend([4] * 1000)
+    assert sequence.tokens == [1, 2, 3]
+    np.testing.assert_array_equal(sequence.logits, before)
+
+
+def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(
+    generator: Generator,
+) -> None:
+    """# hostile 39."""
+    limit = generator.context_length
+    assert limit is not None
+    for length in (limit + 1, 10 * limit):
+        with pytest.raises(ContextLengthExceeded, match=f"{length} tokens.*{limit}") as raised:
+            generator.start([1] * length)
+        assert raised.value.code == "context_length_exceeded"
+    with pytest.raises(ContextLengthExceeded, match=str(limit)):
+        generator.generate_ids([[1] * limit], max_new_tokens=1)
+
+
+def test_generation_ends_at_the_end_of_the_context(generator: Generator) -> None:
+    limit = generator.context_length
+    assert limit is not None
+    sequence = generator.start([1] * (limit - 3))
+    assert len(sequence.generate_ids(max_new_tokens=50, eos_token_id=None)) == 3
+    assert sequence.finish_reason == "length"
+
+
+def test_no_new_tokens_is_an_empty_result(generator: Generator) -> None:
+    """# hostile 40."""
+    assert generator.generate_ids([[1, 2], [3]], max_new_tokens=0) == [[], []]
+
+
+def test_an_end_of_sequence_token_ends_its_row_alone(generator: Generator) -> None:
+    prompts = [[5, 17, 42], [7, 1], [90]]
+    free = generator.generate_ids(prompts, max_new_tokens=12, eos_token_id=None)
+    stop = free[1][4]
+    rows = generator.generate_ids(prompts, max_new_tokens=12, eos_token_id=stop)
+    for row, whole in zip(rows, free, strict=True):
+        expected = whole[: whole.index(stop) + 1] if stop in whole else whole
+        assert row == expected
+
+
+def test_sampled_rows_equal_what_each_draws_alone(generator: Generator) -> None:
+    prompts = [[5, 17, 42], [7, 1], [90, 2, 3, 4, 5]]
+    settings = {"do_sample": True, "temperature": 1.3, "top_k": 0, "seed": 5, "max_new_tokens": 12}
+    together = generator.generate_ids(prompts, **settings)
+    assert together == [generator.generate_ids([p], **settings)[0] for p in prompts]
+
+
+def test_an_abandoned_stream_leaves_a_sequence_that_goes_on(generator: Generator) -> None:
+    from ortkv.generation_config import GenerationConfig
+    from ortkv.sequence import decode
+
+    sequence = generator.start([1, 2, 3])
+    steps = decode([sequence], GenerationConfig(max_new_tokens=20), text=False)
+    seen = [next(steps).token for _ in range(4)]
+    steps.close()
+    assert sequence.tokens == [1, 2, 3, *seen]
+    np.testing.assert_allclose(
+        sequence.logits, generator.start(sequence.tokens).logits, rtol=0, atol=TOLERANCE
+    )
+
+
+def test_empty_prompts_and_rows_are_refused(generator: Generator) -> None:
+    """# hostile 38, 49."""
+    for wrong in ([], [[]], "abc"):
+        with pytest.raises(InvalidRequest):
+            generator.generate_ids(wrong)  # pyright: ignore[reportArgumentType]
