@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ortkv.errors import OrtkvError
     from ortkv.generation_config import GenerationConfig
-    from ortkv.generator import Generator, inspect
+    from ortkv.generator import Generator
+    from ortkv.loading import inspect
     from ortkv.schema import CacheEntry, CacheSchema
     from ortkv.sequence import SequenceState
+    from ortkv.verification import VerifyReport, verify
 
 __version__ = "0.1.0"
 __all__ = [
@@ -26,8 +28,10 @@ __all__ = [
     "Generator",
     "OrtkvError",
     "SequenceState",
+    "VerifyReport",
     "__version__",
     "inspect",
+    "verify",
 ]
 
 # onnxruntime reads this when it is first imported: no telemetry unless the user set it.
@@ -41,7 +45,9 @@ _HOMES = {
     "Generator": "ortkv.generator",
     "OrtkvError": "ortkv.errors",
     "SequenceState": "ortkv.sequence",
-    "inspect": "ortkv.generator",
+    "VerifyReport": "ortkv.verification",
+    "inspect": "ortkv.loading",
+    "verify": "ortkv.verification",
 }
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ortkv.feeds import Run, feed
+from ortkv.runtime import run
 from ortkv.signature import ONNX_TYPES, numpy_dtype
 
 if TYPE_CHECKING:
@@ -40,15 +41,15 @@ class Binding:
         query_len = tokens.shape[1]
         self._bind_logits(tokens.shape[0], query_len)
         self._feed(self._schema.tokens, tokens.astype(self._schema.tokens_dtype))
-        run = Run(
+        ahead = Run(
             lengths=tuple(self._cache.lengths),
             query_len=query_len,
             row_alignment=self._schema.row_alignment,
         )
         for helper in self._schema.helpers:
-            self._feed(helper.name, feed(helper, run))
+            self._feed(helper.name, feed(helper, ahead))
         self._bind_cache(query_len)
-        self._session.run_with_iobinding(self._io)
+        run(self._session, self._io)
         self._cache.commit(query_len)
         return self._last_logits()
 

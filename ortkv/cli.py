@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ortkv.schema import CacheSchema
+    from ortkv.verification import VerifyReport
 
 app = typer.Typer(
     name="ortkv",
@@ -219,13 +220,36 @@ def chat(  # noqa: PLR0913
 def inspect(path: Model, json: Json = False, debug: Debug = False) -> None:
     """Show how a graph's cache goes in and out, with the evidence for each entry."""
     del debug
-    from ortkv.generator import inspect as read_schema
+    from ortkv.loading import inspect as read_schema
 
     schema = read_schema(path)
     if json:
         _print_json(schema.to_dict())
     else:
         _print_schema(schema)
+
+
+@app.command()
+@_reported
+def verify(
+    path: Model,
+    provider: ProviderName = "cpu",
+    threads: Threads = None,
+    seed: Seed = 0,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Prove that the cache is understood: steps, chunks, rewind, ragged rows, against full runs."""
+    del debug
+    from ortkv.verification import verify as prove
+
+    report = prove(path, provider=provider, threads=threads, seed=seed or 0)
+    if json:
+        _print_json(report.to_dict())
+    else:
+        _print_report(report)
+    if not report.ok:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -320,6 +344,28 @@ def _print_schema(schema: CacheSchema) -> None:
         f"{schema.bytes_per_token} bytes a token",
         highlight=False,
     )
+
+
+def _print_report(report: VerifyReport) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("check", "largest logit error", "greedy agreement"):
+        table.add_column(title)
+    for check in report.checks:
+        table.add_row(check.name, f"{check.max_abs_error:.2e}", f"{check.greedy_agreement:.0%}")
+    worst = max(report.entries, key=lambda entry: entry.max_abs_error)
+    console = Console(highlight=False)
+    console.print(table)
+    for reason in report.skipped:
+        console.print(f"not run: {reason}")
+    console.print(
+        f"\ncache, stepped against at once: at most {worst.max_abs_error:.2e} "
+        f"(layer {worst.layer} {worst.role})"
+    )
+    verdict = "ok" if report.ok else "WRONG: do not trust this model's output"
+    console.print(f"{verdict} (tolerance {report.tolerance:.2e})")
 
 
 _BENCH_ROWS = (

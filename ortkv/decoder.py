@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ortkv.runtime import Device, Session
     from ortkv.schema import CacheSchema
 
+
 PREFILL_CHUNK = 512
 """Tokens a prefill run takes at most: bounds the memory of attention and logits."""
 
@@ -48,10 +49,12 @@ class Decoder:
         Returns: [vocab_size] float32, the scores of the token after the last.
         Aliases: valid until the next run.   Changes: the cache, by ``len(tokens)``.
         """
-        chunk = _chunk_len(self.graph.schema)
         logits = np.empty((1, 0), dtype=np.float32)
-        for start in range(0, len(tokens), chunk):
-            logits = self._binding.run(np.array([tokens[start : start + chunk]]))
+        start = 0
+        while start < len(tokens):
+            end = start + self._chunk_len(len(tokens) - start)
+            logits = self._binding.run(np.array([tokens[start:end]]))
+            start = end
         return logits[0]
 
     def step(self, tokens: Sequence[int]) -> NDArray[np.float32]:
@@ -62,11 +65,16 @@ class Decoder:
         """
         return self._binding.run(np.array(tokens)[:, None])
 
+    def _chunk_len(self, num_left: int) -> int:
+        """Tokens of the next run: what the graph takes, within bounded memory."""
+        schema = self.graph.schema
+        if schema.fixed_query_len is not None:
+            return schema.fixed_query_len
+        if schema.one_token_steps:
+            return num_left if self.cache.past_len == 0 else 1
+        row_bytes = 4 * (schema.vocab_size or 2**17)
+        return max(16, min(PREFILL_CHUNK, PREFILL_LOGITS_BYTES // row_bytes))
+
     def fork(self) -> Decoder:
         """A decoder over a copy of the cache."""
         return Decoder(self.graph, self.cache.copy())
-
-
-def _chunk_len(schema: CacheSchema) -> int:
-    row_bytes = 4 * (schema.vocab_size or 2**17)
-    return max(16, min(PREFILL_CHUNK, PREFILL_LOGITS_BYTES // row_bytes))

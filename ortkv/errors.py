@@ -63,6 +63,12 @@ class RuntimeMissing(OrtkvError):
     code = "runtime_missing"
 
 
+class ExecutionFailed(OrtkvError):
+    """onnxruntime stopped in the middle of a run; the cache is as it was before."""
+
+    code = "execution_failed"
+
+
 class InvalidRequest(OrtkvError):
     """An argument is out of range, of the wrong type, or unknown."""
 

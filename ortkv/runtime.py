@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ortkv.errors import (
+    ExecutionFailed,
     ModelFileError,
     OutOfMemory,
     ProviderUnavailable,
@@ -180,7 +181,7 @@ def open_model(path: Path, *, provider: Provider = "cpu", threads: int | None = 
     wanted, device = _providers(ort, provider)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads or available_cores()
-    options.log_severity_level = 3
+    options.log_severity_level = 4
     first = wanted[0] if isinstance(wanted[0], str) else wanted[0][0]
     session = _create(ort, path, options, wanted)
     if first not in session.get_providers():
@@ -190,6 +191,17 @@ def open_model(path: Path, *, provider: Provider = "cpu", threads: int | None = 
             "For CUDA: pip install 'ortkv[gpu]', and check nvidia-smi."
         )
     return OpenModel(session=session, device=device)
+
+
+def run(session: Session, binding: IoBinding) -> None:
+    """Run what is bound.   Raises: ExecutionFailed with onnxruntime's own reason."""
+    try:
+        session.run_with_iobinding(binding)
+    except RuntimeError as error:
+        raise ExecutionFailed(
+            f"onnxruntime failed in a run: {_first_line(error)}. Run `ortkv inspect` on the model, "
+            "and export it again if its cache is not as the table says."
+        ) from error
 
 
 def _create(ort: Any, path: Path, options: Any, providers: Any) -> Session:

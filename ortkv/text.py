@@ -8,8 +8,7 @@ from datetime import datetime
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
+from tokenizers import Encoding, Tokenizer
 
 from ortkv.errors import ConfigError, InvalidRequest, TemplateError, TokenizerMissing
 
@@ -28,8 +27,16 @@ _SLOW_FILES = (
 _CONTEXT_TOKENS = 16
 """Tokens before a stream that decide whether its first piece starts with a space."""
 _MAX_TEMPLATE_CHARS = 2**20
-_MARK = re.compile("\ue000(\\d+)\ue001")
-"""Stands for a message's content, by its index, while a template is rendered."""
+_REPLACEMENT = "\ufffd"
+"""What a decoder gives for bytes that are no character, or not yet one."""
+_UTF8_BYTES = 4
+
+
+_TEMPLATE_FAULTS = (
+    ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError,
+    ValueError,
+)  # fmt: skip
+"""What a template's own expressions raise, beside jinja2's errors."""
 
 
 class Text:
@@ -57,7 +64,7 @@ class Text:
         Special tokens written out in the text are taken as such; ``render`` is for text
         from others.   Raises: InvalidRequest where the text is not valid Unicode.
         """
-        return self._ids(text, first=first)
+        return self._encoding(text, first=first).ids
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of token ids, special tokens left out."""
@@ -77,32 +84,51 @@ class Text:
         """
         if not all(isinstance(m.get("content"), str) for m in messages):
             raise InvalidRequest("a message has no content: expected a str in every message.")
-        if not self._spells_special(messages):
-            return self._ids(self._render(messages), first=False)
-        marked = [{**m, "content": f"\ue000{i}\ue001"} for i, m in enumerate(messages)]
-        ids: list[int] = []
-        # Split at the marks: the template's own text, then an index, and so on by turns.
-        for i, part in enumerate(_MARK.split(self._render(marked))):
-            ids += self._as_plain_text(messages[int(part)]["content"]) if i % 2 else self._ids(part)
-        return ids
+        specials = self._specials_added()
+        spelled = re.compile("|".join(map(re.escape, specials)) or r"(?!)")
+        contents = "".join(m["content"] for m in messages)
+        if not spelled.search(contents):
+            return self._encoding(self._render(messages)).ids
+        mark = next(c for c in map(chr, range(0xE000, 0x110000)) if c not in contents)
+        masked = [
+            {**m, "content": spelled.sub(lambda f: f"{mark}{specials[f[0]]}{mark}", m["content"])}
+            for m in messages
+        ]
+        rendered = self._render(masked)
+        names = {f"{mark}{i}{mark}": name for name, i in specials.items()}
+        return self._ids_of_masked(rendered, names)
 
-    def _ids(self, text: str, *, first: bool = False) -> list[int]:
+    def _specials_added(self) -> dict[str, int]:
+        """Special tokens and their ids, one that starts with another before it."""
+        added = self._tokenizer.get_added_tokens_decoder().items()
+        return dict(sorted(((t.content, i) for i, t in added if t.special), reverse=True))
+
+    def _ids_of_masked(self, rendered: str, names: dict[str, str]) -> list[int]:
+        """Special tokens still in the text are the template's; ``names`` unmasks the others."""
+        encoding = self._encoding(rendered)
+        spelling = {i: name for name, i in self._specials_added().items()}
+        ids, done = list[int](), 0
+        for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            # An unknown character has a special token too, which the text does not spell.
+            if token in spelling and spelling[token] in rendered[start:end]:
+                ids += [*self._as_plain_text(rendered[done:start], names), token]
+                done = end
+        return ids + self._as_plain_text(rendered[done:], names)
+
+    def _encoding(self, text: str, *, first: bool = False) -> Encoding:
         try:
-            return self._tokenizer.encode(text, add_special_tokens=first).ids
+            return self._tokenizer.encode(text, add_special_tokens=first)
         except (UnicodeEncodeError, TypeError) as error:
             raise InvalidRequest(
                 f"the prompt is not valid text ({error}): expected a str without lone surrogates."
             ) from error
 
-    def _spells_special(self, messages: Sequence[dict[str, str]]) -> bool:
-        added = self._tokenizer.get_added_tokens_decoder().values()
-        specials = [token.content for token in added if token.special]
-        return any(special in m["content"] for m in messages for special in specials)
-
-    def _as_plain_text(self, text: str) -> list[int]:
+    def _as_plain_text(self, text: str, names: dict[str, str]) -> list[int]:
+        for mask, name in names.items():
+            text = text.replace(mask, name)
         self._tokenizer.encode_special_tokens = True
         try:
-            return self._ids(text)
+            return self._encoding(text).ids
         finally:
             self._tokenizer.encode_special_tokens = False
 
@@ -125,22 +151,18 @@ class TextStream:
         self._stop_strings = tuple(stop_strings)
         self._held = ""
         self.stopped = False
-        before = list(before[-_CONTEXT_TOKENS:])
-        whole = len(before)
-        while whole and tokenizer.decode(before[:whole]).endswith("\ufffd"):
-            whole -= 1
-        self._stream = DecodeStream(ids=before[:whole], skip_special_tokens=True)
-        for token in before[whole:]:
-            self._stream.step(tokenizer, token)
-        self._repeated = tokenizer.decode(before)[len(tokenizer.decode(before[:whole])) :]
-        """Replacement characters that a broken end of ``before`` shows if nothing completes it."""
+        before = list(before)
+        start, whole = _context(tokenizer, before)
+        # The window's first tokens, ``_num_whole`` of them, read ``_whole``; all of ``before``
+        # in it reads ``_seen``, which differs where ``before`` ends within a character.
+        self._window = list(before[start:])
+        self._num_whole = whole - start
+        self._whole = tokenizer.decode(self._window[: self._num_whole])
+        self._seen = tokenizer.decode(self._window)
 
     def push(self, token: int) -> str:
         """The text this token completes; '' while a character or a stop string may be open."""
-        new = self._stream.step(self._tokenizer, token)
-        if new:
-            self._held += new[_num_shared(new, self._repeated) :]
-            self._repeated = ""
+        self._held += self._completed_by(token)
         ends = [at for at in map(self._held.find, self._stop_strings) if at >= 0]
         if ends:
             self.stopped = True
@@ -150,6 +172,24 @@ class TextStream:
         shown = self._held[: len(self._held) - keep]
         self._held = self._held[len(shown) :]
         return shown
+
+    def _completed_by(self, token: int) -> str:
+        """The text that is new and whole with this token; the window then slides up to it."""
+        self._window.append(token)
+        text = self._tokenizer.decode(self._window)
+        if text.endswith(_REPLACEMENT):
+            return ""
+        if text.startswith(self._whole):
+            new = text[max(len(self._whole), _num_shared(text, self._seen)) :]
+        elif text.startswith(self._seen):
+            new = text[len(self._seen) :]
+        else:  # byte fallback reads a run of bytes otherwise once one of them is broken
+            new = self._tokenizer.decode(self._window[self._num_whole :])
+        if new:
+            self._window = self._window[self._num_whole :]
+            self._num_whole = len(self._window)
+            self._whole = self._seen = self._tokenizer.decode(self._window)
+        return new
 
     def finish(self) -> str:
         """What was held back for a stop string that did not come."""
@@ -262,8 +302,29 @@ def _render(template: str, messages: Sequence[dict[str, str]], specials: dict[st
         return environment.from_string(template).render(
             messages=list(messages), add_generation_prompt=True, **specials
         )
-    except (jinja2.TemplateError, TypeError, ValueError, RecursionError) as error:
+    except (jinja2.TemplateError, *_TEMPLATE_FAULTS) as error:
         raise TemplateError(f"the chat template refused the conversation: {error}.") from error
+
+
+def _context(tokenizer: Tokenizer, before: Sequence[int]) -> tuple[int, int]:
+    """The last tokens of ``before`` that read as whole characters, as a range.
+
+    Where every range has a broken end, a broken start does no harm.
+    """
+    last = len(before)
+    ranges = [
+        (max(0, last - _CONTEXT_TOKENS - extra), last - back)
+        for back in range(min(_CONTEXT_TOKENS, last) + 1)
+        for extra in range(_UTF8_BYTES)
+    ]
+    texts = ((span, tokenizer.decode(before[slice(*span)])) for span in ranges)
+    ending: tuple[int, int] | None = None
+    for span, text in texts:
+        if not text.endswith(_REPLACEMENT):
+            if not text.startswith(_REPLACEMENT):
+                return span
+            ending = ending or span
+    return ending or ranges[0]
 
 
 def _num_shared(one: str, other: str) -> int:

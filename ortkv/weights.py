@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from ortkv.errors import ModelFileError, UnsafeModel
+from ortkv.signature import ONNX_TYPES, numpy_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -32,13 +34,20 @@ def check_external_data(model: onnx.ModelProto, graph: Path) -> None:
             raise ModelFileError(f"{graph}: {error}. Export the model again.") from error
         if info.location not in sizes:
             sizes[info.location] = _size_of(graph.parent, info.location, tensor.name)
-        end = (info.offset or 0) + (info.length or 0)
+        length = _num_bytes(tensor) if info.length is None else info.length
+        end = (info.offset or 0) + length
         if end > sizes[info.location]:
             raise ModelFileError(
                 f"{graph.parent / info.location} has {sizes[info.location]} bytes, but tensor "
                 f"{tensor.name} is stated to end at {end}: the file is truncated or of another "
                 "model. Copy it again."
             )
+
+
+def _num_bytes(tensor: onnx.TensorProto) -> int:
+    """What the tensor's dims and dtype take; 0 for a dtype ortkv does not know."""
+    name = next((name for name, number in ONNX_TYPES.items() if number == tensor.data_type), None)
+    return 0 if name is None else prod(tensor.dims) * numpy_dtype(name).itemsize
 
 
 def _external_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:

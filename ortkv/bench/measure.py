@@ -11,7 +11,7 @@ import numpy as np
 from ortkv.bench.machine import environment, peak_rss_bytes
 from ortkv.errors import InvalidRequest
 from ortkv.generation_config import GenerationConfig
-from ortkv.generator import load_model
+from ortkv.loading import load_model
 from ortkv.sequence import SequenceState, decode
 
 if TYPE_CHECKING:

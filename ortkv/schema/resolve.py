@@ -42,15 +42,19 @@ def derive(signature: Signature, model: onnx.ModelProto) -> CacheSchema:
     """
     tokens = _tokens(signature)
     candidates, helpers = _sort_inputs(signature, model)
-    batch = None if tokens.dims is None else tokens.dims[0]
+    batch, query_len = tokens.dims or (None, None)
     drafts = [_entry(c, signature, candidates, batch) for c in candidates]
     entries = _numbered(candidates, drafts)
     _check_pairs(entries, signature)
-    logits = _logits(signature, {entry.present for entry in entries})
+    presents = {entry.present for entry in entries}
+    logits = _logits(signature, presents)
     return CacheSchema(
         tokens=tokens.name,
         tokens_dtype=tokens.dtype,
         fixed_batch=batch if isinstance(batch, int) else None,
+        fixed_query_len=query_len if isinstance(query_len, int) else None,
+        one_token_steps=query_len == 1
+        or any(s.name in presents and shapes.grows_by_one(s) for s in signature.outputs),
         helpers=tuple(helpers),
         logits=logits.name,
         logits_dtype=logits.dtype,
@@ -120,6 +124,11 @@ def _entry(
         raise UnsupportedModel(
             f"{past} and {present}: a cache pair needs one dtype and one axis that grows with "
             "the tokens, and these do not show which. Export with named dynamic axes."
+        )
+    if past.dims is not None and isinstance(past.dims[sequence], int):
+        raise UnsupportedModel(
+            f"{past}: its sequence axis is fixed at {past.dims[sequence]}: expected a symbolic "
+            "one, which a growing cache needs. Export with a dynamic past length."
         )
     stack = None if flow is None else flow.stack_axis
     head_dim = None if flow is None else flow.head_dim

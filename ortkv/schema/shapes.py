@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ortkv.signature import Dim, TensorSpec
 
 _GROWING = re.compile(r"past|seq|len|cache|kv", re.IGNORECASE)
+_PAST_PLUS_ONE = re.compile(r"\w+ ?\+ ?1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,15 @@ def sequence_axis(past: TensorSpec, present: TensorSpec) -> int | None:
         if not isinstance(old, int) and (old != new or _GROWING.search(str(old)))
     ]
     return grows[0] if len(grows) == 1 else None
+
+
+def grows_by_one(present: TensorSpec) -> bool:
+    """True where the dims promise ``past + 1``: the graph was traced with one new token.
+
+    Optimum's merged decoders of 2023 are; their causal mask is wrong for several (measured).
+    """
+    dims = present.dims or ()
+    return any(isinstance(dim, str) and _PAST_PLUS_ONE.fullmatch(dim) for dim in dims)
 
 
 def axes(

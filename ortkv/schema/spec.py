@@ -78,12 +78,16 @@ class CacheSchema:
     """Everything needed to feed a decoder graph: its entries and how each input is computed.
 
     ``tokens_dtype`` is that of the token ids; ``fixed_batch`` the rows a run must have, None
-    where any number will do; ``logits_dims`` the graph's own, last axis vocab.
+    where any number will do; ``fixed_query_len`` likewise the new tokens a row;
+    ``one_token_steps``: over a past a run takes one new token a row and no more;
+    ``logits_dims`` the graph's own, last axis vocab.
     """
 
     tokens: str
     tokens_dtype: str
     fixed_batch: int | None
+    fixed_query_len: int | None
+    one_token_steps: bool
     helpers: tuple[HelperInput, ...]
     logits: str
     logits_dtype: str

@@ -142,9 +142,12 @@ def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
     assert result.stderr == ""
 
 
-@pytest.mark.parametrize("folder", sorted(p.parent for p in FIXTURES.glob("*/model.onnx")))
-def test_inspect_json_matches_its_schema(folder: Path) -> None:
-    result = ortkv("inspect", folder, "--json")
+@pytest.mark.parametrize("graph", sorted(FIXTURES.glob("*/*model*.onnx")))
+def test_inspect_json_matches_its_schema(graph: Path) -> None:
+    result = ortkv("inspect", graph, "--json")
+    if graph.name == "decoder_model.onnx":
+        fails(result, "no key/value cache goes in")
+        return
     assert result.returncode == 0
     assert result.stderr == ""
     contract = json.loads((ROOT / "docs" / "inspect.schema.json").read_text())

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, rule
 from ortkv import Generator
-from ortkv.errors import ContextLengthExceeded, InvalidRequest
+from ortkv.errors import ContextLengthExceeded, ExecutionFailed, InvalidRequest
 
 from oracle import full_logits
 
@@ -23,6 +23,12 @@ ids = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=6)
 
 @pytest.fixture(scope="module", params=GRAPHS)
 def generator(request: pytest.FixtureRequest) -> Generator:
+    return Generator(FIXTURES / request.param)
+
+
+@pytest.fixture(scope="module", params=["llama-optimum", "llama-genai"])
+def bounded(request: pytest.FixtureRequest) -> Generator:
+    """A model whose config states its context (ORT tools' GPT-2 comes without one)."""
     return Generator(FIXTURES / request.param)
 
 
@@ -144,8 +150,8 @@ def test_ids_outside_the_vocabulary_are_refused(generator: Generator) -> None:
         assert raised.value.code == "invalid_request"
 
 
-def test_a_refused_extension_leaves_the_sequence_as_it_was(generator: Generator) -> None:
-    sequence = generator.start([1, 2, 3])
+def test_a_refused_extension_leaves_the_sequence_as_it_was(bounded: Generator) -> None:
+    sequence = bounded.start([1, 2, 3])
     before = sequence.logits
     with pytest.raises(InvalidRequest):
         sequence.extend([4, -1])
@@ -156,25 +162,40 @@ def test_a_refused_extension_leaves_the_sequence_as_it_was(generator: Generator)
 
 
 def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(
-    generator: Generator,
+    bounded: Generator,
 ) -> None:
     """# hostile 39."""
-    limit = generator.context_length
+    limit = bounded.context_length
     assert limit is not None
     for length in (limit + 1, 10 * limit):
         with pytest.raises(ContextLengthExceeded, match=f"{length} tokens.*{limit}") as raised:
-            generator.start([1] * length)
+            bounded.start([1] * length)
         assert raised.value.code == "context_length_exceeded"
     with pytest.raises(ContextLengthExceeded, match=str(limit)):
-        generator.generate_ids([[1] * limit], max_new_tokens=1)
+        bounded.generate_ids([[1] * limit], max_new_tokens=1)
 
 
-def test_generation_ends_at_the_end_of_the_context(generator: Generator) -> None:
-    limit = generator.context_length
+def test_generation_ends_at_the_end_of_the_context(bounded: Generator) -> None:
+    limit = bounded.context_length
     assert limit is not None
-    sequence = generator.start([1] * (limit - 3))
+    sequence = bounded.start([1] * (limit - 3))
     assert len(sequence.generate_ids(max_new_tokens=50, eos_token_id=None)) == 3
     assert sequence.finish_reason == "length"
+
+
+def test_a_run_that_fails_leaves_the_sequence_as_it_was() -> None:
+    """No context is stated here: the position table's end is found by onnxruntime itself."""
+    generator = Generator(FIXTURES / "gpt2-ort")
+    sequence = generator.start([1, 2, 3])
+    before = sequence.logits
+    with pytest.raises(ExecutionFailed):
+        sequence.extend([4] * 1000)
+    assert sequence.tokens == [1, 2, 3]
+    np.testing.assert_allclose(sequence.logits, before, rtol=0, atol=TOLERANCE)
+    sequence.extend([4])
+    np.testing.assert_allclose(
+        sequence.logits, generator.start([1, 2, 3, 4]).logits, rtol=0, atol=TOLERANCE
+    )
 
 
 def test_no_new_tokens_is_an_empty_result(generator: Generator) -> None:
