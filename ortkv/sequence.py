@@ -20,7 +20,7 @@ from ortkv.errors import ContextLengthExceeded, InvalidRequest, TokenizerMissing
 from ortkv.sampling import choose
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -291,7 +291,7 @@ class _Batch:
 
 def decode(
     sequences: Sequence[SequenceState], config: GenerationConfig, *, text: bool
-) -> Iterator[Emitted]:
+) -> Generator[Emitted, None, None]:
     """Lengthen every sequence until it ends; rows come as they are chosen.
 
     text: whether to decode it; stop strings need it and bring it about.

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
+from ortkv.folder import ModelFolder
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.trainers import BpeTrainer
 
-from ortkv.folder import ModelFolder
-
 SPECIALS = ("<|begin_of_text|>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>",
             "<|end_header_id|>", "<|eot_id|>")  # fmt: skip
+UNKNOWN = "<unk>"
 CORPUS = ("the quick brown fox says hello to the user and the assistant\n\n", "naïve café 日本語")
 
 
@@ -35,13 +35,21 @@ def metaspace() -> Tokenizer:
     """As Llama 2 has it: '▁' for a space, and a byte token for what the vocabulary lacks."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     pieces += ["▁", "▁he", "llo", "▁the", "re", *"abcdefghijklmnopqrstuvwxyz!.,"]
-    merges = [("h", "e"), ("▁", "he"), ("l", "l"), ("ll", "o"), ("t", "he"), ("▁", "the"), ("r", "e")]
+    merges = [
+        ("h", "e"),
+        ("▁", "he"),
+        ("l", "l"),
+        ("ll", "o"),
+        ("t", "he"),
+        ("▁", "the"),
+        ("r", "e"),
+    ]
     pieces += ["he", "ll", "the"]
     tokenizer = Tokenizer(
         models.BPE(
             vocab={piece: i for i, piece in enumerate(pieces)},
             merges=merges,
-            unk_token="<unk>",
+            unk_token=UNKNOWN,
             fuse_unk=True,
             byte_fallback=True,
         )

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transformers import GenerationConfig as HFConfig
-
 from ortkv.errors import ConfigError, InvalidRequest
 from ortkv.generation_config import MAX_SEED, GenerationConfig, from_file
+from transformers import GenerationConfig as HFConfig
 
 DEFAULTS = GenerationConfig()
 INTEGERS = ("max_new_tokens", "min_new_tokens", "top_k", "no_repeat_ngram_size", "seed")

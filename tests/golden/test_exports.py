@@ -23,9 +23,11 @@ GRAPHS = {
     "gpt2-ort-fused": "gpt2",
     "llama-merged": "llama",
     "gpt2-merged": "gpt2",
+    "oldllama-merged": "oldllama",
+    "llama-tf5": "llama",
 }
 IDS = list(GRAPHS)
-ONE_LENGTH_A_RUN = {"gpt2-merged"}
+ONE_LENGTH_A_RUN = {"gpt2-merged", "oldllama-merged"}
 """No position_ids: it counts positions from the past's length, padding included. Its rows of
 unequal length must run one after the other."""
 
@@ -89,3 +91,12 @@ def test_every_entry_is_resolved_by_topology(graph: str) -> None:
     for entry in Generator(FIXTURES / graph).schema.entries:
         assert "topology" in entry.evidence, entry
         assert entry.update == ("in_place" if "genai" in graph else "concat")
+
+
+def test_a_merged_graph_traced_with_one_token_takes_one_a_step() -> None:
+    """Optimum's Llama of 2023: several new tokens over a past would see each other's future.
+
+    Nothing but its presents' dims ("past + 1") says so.
+    """
+    assert load_model(FIXTURES / "oldllama-merged").graph.schema.one_token_steps
+    assert not load_model(FIXTURES / "llama-merged").graph.schema.one_token_steps

@@ -49,7 +49,8 @@ def test_an_op_without_a_kernel_is_named(tmp_path: Path) -> None:
         [info("y", 1, [1])],
     )
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.nowhere", 1)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), tmp_path / "model.onnx")
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    onnx.save(model, tmp_path / "model.onnx")
     with pytest.raises(UnsupportedModel, match="NoSuchOp"):
         open_model(tmp_path / "model.onnx")
 

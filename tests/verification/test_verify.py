@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ortkv
-from ortkv.errors import ExecutionFailed
 import pytest
+from ortkv.errors import ExecutionFailed
 from ortkv.loading import load_model
 from ortkv.verification import verify_graph
 
