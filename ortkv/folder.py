@@ -14,6 +14,8 @@ from ortkv.errors import ConfigError, ModelFileError
 MAX_JSON_BYTES = 64 * 2**20
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.onnx", "*.onnx_data*", "*.onnx.data"]
+_HUB_FOLDER = "onnx"
+"""Hub repositories keep their graphs in it, beside the original checkpoint's files."""
 _PREFERRED = ("model.onnx", "decoder_model_merged.onnx", "model_merged.onnx")
 _CONTEXT_KEYS = (
     "max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx",
@@ -56,15 +58,20 @@ def open_folder(path: str | Path) -> ModelFolder:
     Raises: ModelFileError where there is none, or several and no rule to choose.
     """
     place = Path(path)
-    if place.is_file():
-        return ModelFolder(root=place.parent, graph=place)
-    if not place.is_dir():
+    try:
+        is_file, is_folder = place.is_file(), place.is_dir()
+    except OSError as error:
+        raise ModelFileError(f"{str(path)[:80]!r} is no path here: {error.strerror}.") from error
+    if is_file:
+        in_layout = place.parent.name == _HUB_FOLDER
+        return ModelFolder(root=place.parent.parent if in_layout else place.parent, graph=place)
+    if not is_folder or not str(path):
         place = _from_hub(str(path))
     return ModelFolder(root=place, graph=_choose_graph(place))
 
 
 def _choose_graph(root: Path) -> Path:
-    for folder in (root, root / "onnx"):
+    for folder in (root, root / _HUB_FOLDER):
         graphs = sorted(folder.glob("*.onnx"))
         preferred = [folder / name for name in _PREFERRED if folder / name in graphs]
         if preferred or len(graphs) == 1:

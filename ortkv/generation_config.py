@@ -126,6 +126,9 @@ def from_file(data: Mapping[str, Any]) -> GenerationConfig:
     """
     known = {field.name for field in fields(GenerationConfig)}
     taken = {k: v for k, v in data.items() if k in known and v is not None}
+    if taken.get("temperature") == 0:
+        # Greedy, as its authors mean it; transformers never reads it there.
+        taken |= {"temperature": 1.0, "do_sample": False}
     missing = sorted(k for k, v in data.items() if k in _NEUTRAL and v not in _NEUTRAL[k])
     if missing:
         warnings.warn(

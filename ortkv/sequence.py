@@ -252,16 +252,15 @@ class _Row:
         """Choose a token, and note whether it was the last."""
         token = self.sequence.add_choice(scores, self.num_new, config)
         self.num_new += 1
-        text = "" if self.stream is None else self.stream.push(token)
-        reason = self._reason_to_stop(token, config)
+        ended = token in config.eos_token_id
+        text = "" if self.stream is None or ended else self.stream.push(token)
+        reason = "eos" if ended else self._reason_to_stop()
         self.sequence.finish_reason = reason
         if self.stream is not None and reason is not None:
             text += self.stream.finish()
         return Emitted(row=self.index, token=token, text=text)
 
-    def _reason_to_stop(self, token: int, config: GenerationConfig) -> str | None:
-        if token in config.eos_token_id:
-            return "eos"
+    def _reason_to_stop(self) -> str | None:
         if self.stream is not None and self.stream.stopped:
             return "stop_string"
         return "length" if self.num_new >= self.limit else None

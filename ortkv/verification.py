@@ -225,7 +225,7 @@ def _entry_errors(graph: LoadedGraph, tokens: list[int]) -> tuple[EntryError, ..
 
 def _largest(actual: NDArray[Any], expected: NDArray[Any]) -> float:
     """The largest absolute difference; infinite where one side is not a number."""
-    difference: NDArray[np.float64] = actual.astype(np.float64) - expected.astype(np.float64)
+    difference = np.subtract(actual, expected, dtype=np.float64)
     largest = float(np.linalg.norm(difference.reshape(-1), ord=np.inf))
     return largest if math.isfinite(largest) else math.inf
 

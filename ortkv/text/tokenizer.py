@@ -1,16 +1,16 @@
-"""Text to token ids and back: the tokenizer, the chat template, streaming in whole characters."""
+"""A model's tokenizer: text to token ids and back, conversations included."""
 
 from __future__ import annotations
 
-import json
 import re
-from datetime import datetime
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tokenizers import Encoding, Tokenizer
 
 from ortkv.errors import ConfigError, InvalidRequest, TemplateError, TokenizerMissing
+from ortkv.text.stream import TextStream
+from ortkv.text.template import render_chat
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,19 +24,6 @@ _SLOW_FILES = (
     "vocab.txt",
     "sentencepiece.bpe.model",
 )
-_CONTEXT_TOKENS = 16
-"""Tokens before a stream that decide whether its first piece starts with a space."""
-_MAX_TEMPLATE_CHARS = 2**20
-_REPLACEMENT = "\ufffd"
-"""What a decoder gives for bytes that are no character, or not yet one."""
-_UTF8_BYTES = 4
-
-
-_TEMPLATE_FAULTS = (
-    ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError,
-    ValueError,
-)  # fmt: skip
-"""What a template's own expressions raise, beside jinja2's errors."""
 
 
 class Text:
@@ -61,7 +48,7 @@ class Text:
     def encode(self, text: str, *, first: bool) -> list[int]:
         """Token ids of text. ``first``: at a sequence's start, with BOS where the model wants one.
 
-        Special tokens written out in the text are taken as such; ``render`` is for text
+        Special tokens written out in the text are taken as such; ``encode_chat`` is for text
         from others.   Raises: InvalidRequest where the text is not valid Unicode.
         """
         return self._encoding(text, first=first).ids
@@ -138,63 +125,7 @@ class Text:
                 "the model has no chat template (chat_template.jinja, or chat_template in "
                 "tokenizer_config.json): use generate with a whole prompt instead."
             )
-        return _render(self._template, messages, self._specials)
-
-
-class TextStream:
-    """Tokens in, text out, in whole characters and never past a stop string."""
-
-    def __init__(
-        self, tokenizer: Tokenizer, before: Sequence[int], stop_strings: Sequence[str]
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._stop_strings = tuple(stop_strings)
-        self._held = ""
-        self.stopped = False
-        before = list(before)
-        start, whole = _context(tokenizer, before)
-        # The window's first tokens, ``_num_whole`` of them, read ``_whole``; all of ``before``
-        # in it reads ``_seen``, which differs where ``before`` ends within a character.
-        self._window = list(before[start:])
-        self._num_whole = whole - start
-        self._whole = tokenizer.decode(self._window[: self._num_whole])
-        self._seen = tokenizer.decode(self._window)
-
-    def push(self, token: int) -> str:
-        """The text this token completes; '' while a character or a stop string may be open."""
-        self._held += self._completed_by(token)
-        ends = [at for at in map(self._held.find, self._stop_strings) if at >= 0]
-        if ends:
-            self.stopped = True
-            shown, self._held = self._held[: min(ends)], ""
-            return shown
-        keep = max((_overlap(self._held, stop) for stop in self._stop_strings), default=0)
-        shown = self._held[: len(self._held) - keep]
-        self._held = self._held[len(shown) :]
-        return shown
-
-    def _completed_by(self, token: int) -> str:
-        """The text that is new and whole with this token; the window then slides up to it."""
-        self._window.append(token)
-        text = self._tokenizer.decode(self._window)
-        if text.endswith(_REPLACEMENT):
-            return ""
-        if text.startswith(self._whole):
-            new = text[max(len(self._whole), _num_shared(text, self._seen)) :]
-        elif text.startswith(self._seen):
-            new = text[len(self._seen) :]
-        else:  # byte fallback reads a run of bytes otherwise once one of them is broken
-            new = self._tokenizer.decode(self._window[self._num_whole :])
-        if new:
-            self._window = self._window[self._num_whole :]
-            self._num_whole = len(self._window)
-            self._whole = self._seen = self._tokenizer.decode(self._window)
-        return new
-
-    def finish(self) -> str:
-        """What was held back for a stop string that did not come."""
-        shown, self._held = self._held, ""
-        return shown
+        return render_chat(self._template, messages, self._specials)
 
 
 def load_text(folder: ModelFolder) -> Text:
@@ -222,7 +153,8 @@ def _specials(config: dict[str, Any]) -> dict[str, str]:
     for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
         value: Any = config.get(name)
         if value is not None:
-            content: Any = value.get("content") if isinstance(value, dict) else value
+            is_object = isinstance(value, dict)
+            content: Any = cast("dict[str, Any]", value).get("content") if is_object else value
             if not isinstance(content, str):
                 raise ConfigError(
                     f"tokenizer_config.json: {name} is {value!r}: expected a string, or an object "
@@ -271,68 +203,3 @@ def _template(folder: ModelFolder, config: dict[str, Any]) -> str | None:
             "a name and a template each."
         ) from error
     return named.get("default")
-
-
-def _render(template: str, messages: Sequence[dict[str, str]], specials: dict[str, str]) -> str:
-    """Source of the environment and its names: transformers 5, utils/chat_template_utils.py."""
-    import jinja2
-    from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    def strftime_now(form: str) -> str:
-        return datetime.now().astimezone().strftime(form)
-
-    def tojson(value: object, indent: int | None = None) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent)
-
-    if len(template) > _MAX_TEMPLATE_CHARS:
-        raise TemplateError(
-            f"the chat template has {len(template)} characters: expected at most "
-            f"{_MAX_TEMPLATE_CHARS}."
-        )
-    environment: Any = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-    )
-    environment.filters["tojson"] = tojson
-    environment.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
-    try:
-        return environment.from_string(template).render(
-            messages=list(messages), add_generation_prompt=True, **specials
-        )
-    except (jinja2.TemplateError, *_TEMPLATE_FAULTS) as error:
-        raise TemplateError(f"the chat template refused the conversation: {error}.") from error
-
-
-def _context(tokenizer: Tokenizer, before: Sequence[int]) -> tuple[int, int]:
-    """The last tokens of ``before`` that read as whole characters, as a range.
-
-    Where every range has a broken end, a broken start does no harm.
-    """
-    last = len(before)
-    ranges = [
-        (max(0, last - _CONTEXT_TOKENS - extra), last - back)
-        for back in range(min(_CONTEXT_TOKENS, last) + 1)
-        for extra in range(_UTF8_BYTES)
-    ]
-    texts = ((span, tokenizer.decode(before[slice(*span)])) for span in ranges)
-    ending: tuple[int, int] | None = None
-    for span, text in texts:
-        if not text.endswith(_REPLACEMENT):
-            if not text.startswith(_REPLACEMENT):
-                return span
-            ending = ending or span
-    return ending or ranges[0]
-
-
-def _num_shared(one: str, other: str) -> int:
-    """How many characters both start with."""
-    pairs = zip(one, other, strict=False)
-    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
-
-
-def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of ``text`` may be the start of ``stop``."""
-    return next((n for n in range(min(len(text), len(stop)), 0, -1) if text.endswith(stop[:n])), 0)
