@@ -23,15 +23,15 @@ class Axes:
 
 
 def sequence_axis(past: TensorSpec, present: TensorSpec) -> int | None:
-    """The one axis that grows, judged by dims alone: symbolic, differing, or named so."""
+    """The one axis that grows, judged by dims alone: the one that differs, else one named so."""
     if past.dims is None or present.dims is None or len(past.dims) != len(present.dims):
         return None
-    grows = [
-        i
-        for i, (old, new) in enumerate(zip(past.dims, present.dims, strict=True))
-        if not isinstance(old, int) and (old != new or _GROWING.search(str(old)))
-    ]
-    return grows[0] if len(grows) == 1 else None
+    pairs = list(zip(past.dims, present.dims, strict=True))
+    free = [i for i, (old, _) in enumerate(pairs) if not isinstance(old, int)]
+    differing = [i for i in free if pairs[i][0] != pairs[i][1]]
+    named = [i for i in free if _GROWING.search(str(pairs[i][0]))]
+    found = differing or named
+    return found[0] if len(found) == 1 else None
 
 
 def grows_by_one(present: TensorSpec) -> bool:
