@@ -90,30 +90,34 @@ CPU = Device(kind="cpu")
 class Buffer:
     """Flat, zeroed bytes on a device, alive as long as this object is.
 
-    onnxruntime is handed the address alone: whoever binds it keeps the Buffer.
+    onnxruntime is handed the address alone: whoever binds it keeps the Buffer. (A host array
+    of ``read`` keeps the bytes alive by itself; an OrtValue's ``numpy()`` would not.)
     """
 
     def __init__(self, num_bytes: int, device: Device) -> None:
         self.num_bytes = num_bytes
         self.device = device
-        self._value = _allocate(num_bytes, device)
+        self._host, self._value = _allocate(num_bytes, device)
         self.address = self._value.data_ptr()
 
     @contextmanager
     def edit(self) -> Generator[NDArray[np.uint8]]:
         """The bytes as a host array whose changes last: a view on the CPU, else a round trip."""
-        array: NDArray[np.uint8] = self._value.numpy()
+        array = self.read()
         yield array
-        if self.device.kind != "cpu":
+        if self._host is None:
             self._value.update_inplace(array)
 
     def read(self) -> NDArray[np.uint8]:
         """The bytes on the host. Aliases: on the CPU, the buffer itself; do not write."""
-        return self._value.numpy()
+        return self._value.numpy() if self._host is None else self._host
 
 
-def _allocate(num_bytes: int, device: Device) -> OrtValue:
-    """An OrtValue of zeros. One byte at least, so that an empty tensor has an address too."""
+def _allocate(num_bytes: int, device: Device) -> tuple[NDArray[np.uint8] | None, OrtValue]:
+    """Zeros as an OrtValue, and its host array where the memory is the host's.
+
+    One byte at least, so that an empty tensor has an address too.
+    """
     ort = import_onnxruntime()
     try:
         zeros = np.zeros(max(num_bytes, 1), dtype=np.uint8)
@@ -125,7 +129,7 @@ def _allocate(num_bytes: int, device: Device) -> OrtValue:
             f"{num_bytes / 2**20:.0f} MiB for the cache could not be had on {device.kind}: "
             "use a shorter prompt, fewer rows at once, or a smaller max_new_tokens."
         ) from error
-    return value
+    return zeros if device == CPU else None, value
 
 
 def import_onnxruntime() -> Any:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from ortkv.runtime import Buffer
 from ortkv.signature import numpy_dtype
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ortkv.runtime import Device
-    from ortkv.schema import CacheEntry
+    from ortkv.schema import CacheEntry, Update
 
 GROWTH_TOKENS = 64
 """Buffers grow by a quarter, to a multiple of this many tokens."""
@@ -33,7 +35,7 @@ class Bound:
 
 
 class Slot(Protocol):
-    """The state of one cache entry for a batch of rows."""
+    """The state of one cache entry for a batch of rows; every letter is an axis of its arrays."""
 
     def prepare(self, past_len: int, query_len: int) -> tuple[Bound, Bound]:
         """Room for a run. Returns: past and present as they are to be bound.
@@ -51,11 +53,11 @@ class Slot(Protocol):
         ...
 
     def array(self, past_len: int) -> NDArray[Any]:
-        """The cached tokens, in the entry's layout. Aliases: valid until the next run."""
+        """The cached tokens, in the entry's order of axes. Aliases: valid until the next run."""
         ...
 
     def load(self, array: NDArray[Any]) -> None:
-        """Hold these tokens instead: the entry's layout; the shape gives batch and length."""
+        """Hold these tokens instead; the array's shape gives batch and length."""
         ...
 
     @property
@@ -88,14 +90,14 @@ class ConcatSlot:
         self.load(_slice(self.array(past_len), axis, 0, new_len))
 
     def array(self, past_len: int) -> NDArray[Any]:
-        return _tensor(self._past.read(), self._entry, self._shape(past_len))
+        return _tensor(self._past.read(), self._entry, self._batch, past_len)
 
     def load(self, array: NDArray[Any]) -> None:
+        batch, length = _batch_and_length(self._entry, array)
         past = Buffer(array.nbytes, self._past.device)
         with past.edit() as raw:
-            _tensor(raw, self._entry, array.shape)[...] = array
-        self._past = past
-        self._batch = array.shape[self._entry.axis("B")]
+            _tensor(raw, self._entry, batch, length)[...] = array
+        self._past, self._batch = past, batch
 
     @property
     def num_bytes(self) -> int:
@@ -113,6 +115,8 @@ class InPlaceSlot:
 
     def __init__(self, entry: CacheEntry, batch: int, device: Device) -> None:
         self._entry = entry
+        self._batch = batch
+        self._capacity = 0
         self._bound = self._allocated(batch, 0, device)
 
     def prepare(self, past_len: int, query_len: int) -> tuple[Bound, Bound]:
@@ -127,28 +131,23 @@ class InPlaceSlot:
         """Nothing moves: the tokens past the length in force are never read."""
 
     def array(self, past_len: int) -> NDArray[Any]:
-        whole = _tensor(self._bound.buffer.read(), self._entry, self._bound.shape)
+        whole = _tensor(self._bound.buffer.read(), self._entry, self._batch, self._capacity)
         return _slice(whole, self._entry.axis("S"), 0, past_len)
 
     def load(self, array: NDArray[Any]) -> None:
-        self._hold(array, _roomy(array.shape[self._entry.axis("S")]))
+        self._hold(array, _roomy(_batch_and_length(self._entry, array)[1]))
 
     @property
     def num_bytes(self) -> int:
         return self._bound.buffer.num_bytes
 
-    @property
-    def _capacity(self) -> int:
-        return self._bound.shape[self._entry.axis("S")]
-
     def _hold(self, array: NDArray[Any], capacity: int) -> None:
-        axis = self._entry.axis("S")
-        batch = array.shape[self._entry.axis("B")]
+        batch, length = _batch_and_length(self._entry, array)
         bound = self._allocated(batch, capacity, self._bound.buffer.device)
         with bound.buffer.edit() as raw:
-            whole = _tensor(raw, self._entry, bound.shape)
-            _slice(whole, axis, 0, array.shape[axis])[...] = array
-        self._bound = bound
+            whole = _tensor(raw, self._entry, batch, capacity)
+            _slice(whole, self._entry.axis("S"), 0, length)[...] = array
+        self._bound, self._batch, self._capacity = bound, batch, capacity
 
     def _allocated(self, batch: int, capacity: int, device: Device) -> Bound:
         num_bytes = batch * capacity * self._entry.bytes_per_token
@@ -156,10 +155,54 @@ class InPlaceSlot:
         return Bound(buffer=Buffer(num_bytes, device), shape=shape)
 
 
+class DeltaSlot:
+    """present = the new tokens alone: ortkv appends them to the past."""
+
+    def __init__(self, entry: CacheEntry, batch: int, device: Device) -> None:
+        self._entry = entry
+        self._device = device
+        self._whole = ConcatSlot(entry, batch, device)
+        self._new = ConcatSlot(entry, batch, device)
+        self._ahead = (0, 0)
+
+    def prepare(self, past_len: int, query_len: int) -> tuple[Bound, Bound]:
+        self._ahead = (past_len, query_len)
+        past, _ = self._whole.prepare(past_len, 0)
+        _, present = self._new.prepare(0, query_len)
+        return past, present
+
+    def commit(self) -> None:
+        past_len, query_len = self._ahead
+        self._new.commit()
+        parts = [self._whole.array(past_len), self._new.array(query_len)]
+        self._whole.load(np.concatenate(parts, axis=self._entry.axis("S")))
+
+    def truncate(self, past_len: int, new_len: int) -> None:
+        self._whole.truncate(past_len, new_len)
+
+    def array(self, past_len: int) -> NDArray[Any]:
+        return self._whole.array(past_len)
+
+    def load(self, array: NDArray[Any]) -> None:
+        self._whole.load(array)
+        batch, _ = _batch_and_length(self._entry, array)
+        self._new = ConcatSlot(self._entry, batch, self._device)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._whole.num_bytes + self._new.num_bytes
+
+
+_SLOTS: dict[Update, type[ConcatSlot | InPlaceSlot | DeltaSlot]] = {
+    "concat": ConcatSlot,
+    "in_place": InPlaceSlot,
+    "delta": DeltaSlot,
+}
+
+
 def new_slot(entry: CacheEntry, batch: int, device: Device) -> Slot:
     """An empty slot of the entry's update rule."""
-    rule = InPlaceSlot if entry.update == "in_place" else ConcatSlot
-    return rule(entry, batch, device)
+    return _SLOTS[entry.update](entry, batch, device)
 
 
 def _roomy(length: int) -> int:
@@ -170,6 +213,11 @@ def _slice(array: NDArray[Any], axis: int, start: int, stop: int) -> NDArray[Any
     return array[(slice(None),) * axis + (slice(start, stop),)]
 
 
-def _tensor(raw: NDArray[Any], entry: CacheEntry, shape: tuple[int, ...]) -> NDArray[Any]:
-    dtype = numpy_dtype(entry.dtype)
+def _tensor(raw: NDArray[Any], entry: CacheEntry, batch: int, length: int) -> NDArray[Any]:
+    """The first bytes as the entry's tensor, every letter an axis."""
+    shape, dtype = entry.full_shape(batch=batch, length=length), numpy_dtype(entry.dtype)
     return raw[: prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+
+
+def _batch_and_length(entry: CacheEntry, array: NDArray[Any]) -> tuple[int, int]:
+    return array.shape[entry.axis("B")], array.shape[entry.axis("S")]

@@ -95,7 +95,7 @@ class Cache:
         whole = Cache(first.schema, first.device)
         whole.lengths = [length for cache in caches for length in cache.lengths]
         for i, (entry, slot) in enumerate(zip(whole.schema.entries, whole.slots, strict=True)):
-            shape = entry.shape(batch=whole.batch, length=whole.past_len)
+            shape = entry.full_shape(batch=whole.batch, length=whole.past_len)
             parts = [cache.slots[i].array(cache.past_len) for cache in caches]
             rows = np.zeros(shape, dtype=parts[0].dtype)
             top = 0
@@ -110,13 +110,13 @@ class Cache:
     def tensor(self, entry: CacheEntry, row: int = 0) -> NDArray[Any]:
         """A copy of one row's cached tokens in the canonical layout.
 
-        Returns: [num_kv_heads, length, head_dim]; with key and value stacked in one entry,
-        [2, num_kv_heads, length, head_dim].
+        Returns: [num_kv_heads, length, head_dim]; before these axes num_layers where layers
+        are stacked in one entry, and 2 where key and value are.
         """
         slot = self.slots[self.schema.entries.index(entry)]
         window = self._window(self.past_len, self.lengths[row])
         array = slot.array(self.past_len)[_along(entry, window)]
-        order = [entry.layout.index(letter) for letter in "B2HSD" if letter in entry.layout]
+        order = [entry.axis(letter) for letter in "BL2HSD" if letter in entry.letters]
         return array.transpose(order)[row].copy()
 
     def _window(self, length: int, tokens: int) -> slice:
@@ -127,4 +127,4 @@ class Cache:
 
 
 def _along(entry: CacheEntry, window: slice) -> tuple[slice, ...]:
-    return tuple(window if letter == "S" else slice(None) for letter in entry.layout)
+    return tuple(window if letter == "S" else slice(None) for letter in entry.letters)

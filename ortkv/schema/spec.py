@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Literal
 
 from ortkv.signature import Dim, numpy_dtype
@@ -25,9 +27,10 @@ HelperKind = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class CacheEntry:
-    """One past/present pair. ``layout`` has one letter per axis of ``dims``, in the graph's order.
+    """One past/present pair. ``layout`` names the past's axes in the graph's order.
 
-    Letters: B batch, H kv heads, S sequence, D head_dim, 2 stacked key and value.
+    Letters: B batch, H kv heads, S sequence, D head_dim, L stacked layers, 2 stacked key and
+    value; letters in parentheses share one axis. ``num_layers``: how many L stands for.
     """
 
     layer: int
@@ -40,27 +43,42 @@ class CacheEntry:
     num_kv_heads: int
     head_dim: int
     evidence: tuple[Evidence, ...]
+    num_layers: int = 1
+
+    @property
+    def letters(self) -> str:
+        """The layout with every letter an axis of its own."""
+        return self.layout.replace("(", "").replace(")", "")
 
     def shape(self, *, batch: int, length: int) -> tuple[int, ...]:
-        """The entry's tensor for ``batch`` rows of ``length`` tokens, in its own layout."""
-        sizes = {
-            "B": batch,
-            "H": self.num_kv_heads,
-            "S": length,
-            "D": self.head_dim,
-            "2": 2,
-        }
-        return tuple(sizes[letter] for letter in self.layout)
+        """The graph's tensor for ``batch`` rows of ``length`` tokens."""
+        sizes = self._sizes(batch, length)
+        groups = re.findall(r"\((.*?)\)|(.)", self.layout)
+        return tuple(prod(sizes[letter] for letter in merged or one) for merged, one in groups)
+
+    def full_shape(self, *, batch: int, length: int) -> tuple[int, ...]:
+        """The same bytes with every letter an axis of its own."""
+        sizes = self._sizes(batch, length)
+        return tuple(sizes[letter] for letter in self.letters)
 
     def axis(self, letter: str) -> int:
-        """Where an axis of the layout is."""
-        return self.layout.index(letter)
+        """Where a letter is in ``full_shape``."""
+        return self.letters.index(letter)
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes one cached token of one row takes in this entry."""
-        stacked = 2 if "2" in self.layout else 1
-        return stacked * self.num_kv_heads * self.head_dim * numpy_dtype(self.dtype).itemsize
+        return prod(self.full_shape(batch=1, length=1)) * numpy_dtype(self.dtype).itemsize
+
+    def _sizes(self, batch: int, length: int) -> dict[str, int]:
+        return {
+            "B": batch,
+            "H": self.num_kv_heads,
+            "S": length,
+            "D": self.head_dim,
+            "L": self.num_layers,
+            "2": 2,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +115,8 @@ class CacheSchema:
     @property
     def num_layers(self) -> int:
         """Layers that have a cache."""
-        return len({entry.layer for entry in self.entries})
+        stacked = max(entry.num_layers for entry in self.entries)
+        return stacked if stacked > 1 else len({entry.layer for entry in self.entries})
 
     @property
     def bytes_per_token(self) -> int:
