@@ -34,6 +34,9 @@ class Design:
     attention: 'plain' (MatMul and Softmax), 'gqa_mask' (GroupQueryAttention, its lengths
     from the mask) or 'gqa_shape' (its lengths from the past's own shape).
     layouts: of the key and of the value.   merged: an ``If`` over use_cache_branch.
+    update: 'concat' or 'delta' (presents are the new tokens alone).
+    stacked: what one tensor holds: '' a key or a value; '2' a layer's key and value on an axis
+    in front, '2D' side by side on the last axis; 'L' every layer's keys (or values); 'L2' all.
     """
 
     num_layers: int = 2
@@ -45,6 +48,8 @@ class Design:
     layouts: tuple[str, str] = (CANONICAL, CANONICAL)
     name: Callable[[str, int, str], str] = optimum_name
     merged: bool = False
+    update: str = "concat"
+    stacked: str = ""
 
     @property
     def width(self) -> int:
@@ -89,15 +94,16 @@ def decoder(design: Design) -> onnx.ModelProto:
         helper.make_tensor_value_info(MASK, TensorProto.INT64, ["batch", "kv_len"]),
     ]
     outputs = [_value(LOGITS, ["batch", "query_len", design.vocab_size])]
-    for layer in range(design.num_layers):
-        for role, layout in zip(("key", "value"), design.layouts, strict=True):
-            inputs.append(_cache_value(design, "past", layer, role, layout))
-            outputs.append(_cache_value(design, "present", layer, role, layout))
+    for layer, role in tensors(design):
+        inputs.append(_cache_value(design, "past", layer, role))
+        outputs.append(_cache_value(design, "present", layer, role))
     nodes = _body(design, with_past=True)
     if design.merged:
         inputs.append(helper.make_tensor_value_info(USE_CACHE, TensorProto.BOOL, [1]))
         nodes = [_merged(design, [value.name for value in outputs])]
-    constants = [numpy_helper.from_array(a, n) for n, a in (weights(design) | _numbers()).items()]
+    constants = [
+        numpy_helper.from_array(a, n) for n, a in (weights(design) | _numbers(design)).items()
+    ]
     graph = helper.make_graph(nodes, "decoder", inputs, outputs, constants)
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=9)
@@ -107,21 +113,45 @@ def _value(name: str, dims: list[Any]) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, dims)
 
 
-def _cache_value(
-    design: Design, side: str, layer: int, role: str, layout: str
-) -> onnx.ValueInfoProto:
-    sizes: dict[str, Any] = {"B": "batch", "H": design.num_heads, "D": design.head_dim}
-    sizes["S"] = "past_len" if side == "past" else "kv_len"
-    return _value(design.name(side, layer, role), [sizes[letter] for letter in layout])
+def tensors(design: Design) -> list[tuple[int, str]]:
+    """(first layer, role) of each cache tensor; role 'key_value' where it holds both."""
+    layers = [0] if design.stacked in ("L", "L2") else range(design.num_layers)
+    roles = ["key_value"] if design.stacked in ("2", "2D", "L2") else ["key", "value"]
+    return [(layer, role) for layer in layers for role in roles]
 
 
-def _numbers() -> dict[str, NDArray[Any]]:
+def layout_of(design: Design, role: str) -> str:
+    """A tensor's axes; 'd' is the last axis of '2D', twice head_dim."""
+    plain = design.layouts[1] if role == "value" else design.layouts[0]
+    if design.stacked == "2D":
+        return plain.replace("D", "d")
+    return {"": "", "2": "2", "L": "L", "L2": "L2"}[design.stacked] + plain
+
+
+def _cache_value(design: Design, side: str, layer: int, role: str) -> onnx.ValueInfoProto:
+    lengths = {"past": "past_len", "present": "kv_len"}
+    if design.update == "delta":
+        lengths["present"] = "query_len"
+    sizes: dict[str, Any] = {
+        "B": "batch",
+        "H": design.num_heads,
+        "D": design.head_dim,
+        "d": 2 * design.head_dim,
+        "S": lengths[side],
+        "2": 2,
+        "L": design.num_layers,
+    }
+    return _value(design.name(side, layer, role), [sizes[x] for x in layout_of(design, role)])
+
+
+def _numbers(design: Design) -> dict[str, NDArray[Any]]:
     return {
         "zero": np.array(0, np.int64),
         "one": np.array(1, np.int64),
         "axis_0": np.array([0], np.int64),
         "axis_1": np.array([1], np.int64),
         "axes_1_2": np.array([1, 2], np.int64),
+        "halves": np.array([design.head_dim] * 2, np.int64),
         "open": np.array(0.0, np.float32),
         "shut": np.array(-1e9, np.float32),
     }
@@ -144,14 +174,70 @@ def _body(design: Design, *, with_past: bool) -> list[onnx.NodeProto]:
     helpers = (_plain_helpers if design.attention == "plain" else _gqa_helpers)(
         design, nodes, with_past
     )
-    attention = _plain_attention if design.attention == "plain" else _gqa
+    presents: dict[tuple[int, str], str] = {}
     x = nodes.add("Gather", "embedding", INPUT_IDS)
     for layer in range(design.num_layers):
         qkv = [nodes.add("MatMul", x, f"{part}_{layer}") for part in ("wq", "wk", "wv")]
-        mixed = attention(design, nodes, layer, qkv, helpers, with_past)
+        if design.attention == "plain":
+            mixed = _plain_attention(design, nodes, layer, qkv, helpers, with_past, presents)
+        else:
+            mixed = _gqa(design, nodes, layer, qkv, helpers, with_past)
         x = nodes.add("Add", x, nodes.add("MatMul", mixed, f"wo_{layer}"))
     nodes.add("MatMul", x, "head", to=LOGITS)
+    if presents:
+        _put_out(design, nodes, presents)
     return nodes.found
+
+
+def _put_out(design: Design, nodes: _Nodes, presents: dict[tuple[int, str], str]) -> None:
+    """Stack the layers' presents as the design wants them, under their output names."""
+    for layer, role in tensors(design):
+        out = design.name("present", layer, role)
+        roles = ["key", "value"] if role == "key_value" else [role]
+        if design.stacked == "":
+            nodes.add("Identity", presents[layer, role], to=out)
+        elif design.stacked == "2D":
+            last = design.layouts[0].index("D")
+            nodes.add("Concat", *(presents[layer, r] for r in roles), to=out, axis=last)
+        else:
+            layers = range(design.num_layers) if "L" in design.stacked else [layer]
+            stacks = [
+                _stack(nodes, [presents[i, r] for r in roles]) if "2" in design.stacked
+                else presents[i, role]
+                for i in layers
+            ]  # fmt: skip
+            whole = _stack(nodes, stacks) if "L" in design.stacked else stacks[0]
+            nodes.add("Identity", whole, to=out)
+
+
+def _stack(nodes: _Nodes, parts: list[str]) -> str:
+    return nodes.add("Concat", *(nodes.add("Unsqueeze", p, "axis_0") for p in parts), axis=0)
+
+
+def _past_part(design: Design, nodes: _Nodes, layer: int, role: str) -> str:
+    """The past of one layer and role, in its own layout, out of whatever tensor it is in."""
+    if design.stacked == "":
+        return design.name("past", layer, role)
+    both = design.stacked != "L"
+    first = 0 if "L" in design.stacked else layer
+    part = design.name("past", first, "key_value" if both else role)
+    if design.stacked == "2D":
+        return _half(design, nodes, part, layer, role)
+    if "L" in design.stacked:
+        part = nodes.add("Gather", part, nodes.add("Constant", value_int=layer), axis=0)
+    if "2" in design.stacked:
+        index = nodes.add("Constant", value_int=("key", "value").index(role))
+        part = nodes.add("Gather", part, index, axis=0)
+    return part
+
+
+def _half(design: Design, nodes: _Nodes, part: str, layer: int, role: str) -> str:
+    """Key or value from side by side on the last axis, by Split."""
+    outs = [f"half_{layer}_{role}_{i}" for i in range(2)]
+    nodes.found.append(
+        helper.make_node("Split", [part, "halves"], outs, axis=design.layouts[0].index("D"))
+    )
+    return outs[("key", "value").index(role)]
 
 
 def _merged(design: Design, outputs: list[str]) -> onnx.NodeProto:
@@ -181,7 +267,9 @@ def _length(nodes: _Nodes, source: str, axis: int) -> str:
 def _past_len(design: Design, nodes: _Nodes, with_past: bool) -> str:
     if not with_past:
         return "zero"
-    return _length(nodes, design.name("past", 0, "key"), design.layouts[0].index("S"))
+    layer, role = tensors(design)[0]
+    axis = layout_of(design, role).index("S")
+    return _length(nodes, design.name("past", layer, role), axis)
 
 
 def _plain_helpers(design: Design, nodes: _Nodes, with_past: bool) -> list[str]:
@@ -197,21 +285,26 @@ def _plain_helpers(design: Design, nodes: _Nodes, with_past: bool) -> list[str]:
 
 
 def _plain_attention(
-    design: Design, nodes: _Nodes, layer: int, qkv: list[str], helpers: list[str], with_past: bool
+    design: Design,
+    nodes: _Nodes,
+    layer: int,
+    qkv: list[str],
+    helpers: list[str],
+    with_past: bool,
+    presents: dict[tuple[int, str], str],
 ) -> str:
     heads = nodes.add("Constant", value_ints=[0, 0, design.num_heads, design.head_dim])
     q, *new = (_transposed(nodes, nodes.add("Reshape", x, heads), "BSHD", to)
                for x, to in zip(qkv, (CANONICAL, *design.layouts), strict=True))  # fmt: skip
     whole = []
     for role, layout, fresh in zip(("key", "value"), design.layouts, new, strict=True):
-        present = design.name("present", layer, role)
+        joined = fresh
         if with_past:
-            past, axis = design.name("past", layer, role), layout.index("S")
-            nodes.add("Concat", past, fresh, to=present, axis=axis)
-        else:
-            nodes.add("Identity", fresh, to=present)
+            past = _past_part(design, nodes, layer, role)
+            joined = nodes.add("Concat", past, fresh, axis=layout.index("S"))
+        presents[layer, role] = fresh if design.update == "delta" else joined
         wanted = "BHDS" if role == "key" else CANONICAL
-        whole.append(_transposed(nodes, present, layout, wanted))
+        whole.append(_transposed(nodes, joined, layout, wanted))
     root = nodes.add("Constant", value_float=float(np.sqrt(design.head_dim)))
     scores = nodes.add("Div", nodes.add("MatMul", q, whole[0]), root)
     shares = nodes.add("Softmax", nodes.add("Add", scores, helpers[0]), axis=-1)

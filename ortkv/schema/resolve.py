@@ -130,15 +130,15 @@ def _entry(
             f"{past}: its sequence axis is fixed at {past.dims[sequence]}: expected a symbolic "
             "one, which a growing cache needs. Export with a dynamic past length."
         )
-    stack = None if flow is None else flow.stack_axis
+    stacks = () if flow is None else flow.stacks
     head_dim = None if flow is None else flow.head_dim
     axes = shapes.axes(
-        past, present, sequence=sequence, stack=stack, batch=batch, head_dim=head_dim
+        past, present, sequence=sequence, stacks=stacks, batch=batch, head_dim=head_dim
     )
     if axes is None:
         raise UnsupportedModel(
             f"{past}: expected the number of key/value heads and head_dim as fixed sizes in a "
-            "tensor of rank 4, or 5 with key and value stacked. Export with static head sizes."
+            "tensor whose other axes are batch, sequence and stacks. Export with static head sizes."
         )
     return CacheEntry(
         layer=named.layer if named is not None else len(peers),
@@ -150,6 +150,7 @@ def _entry(
         dtype=past.dtype,
         num_kv_heads=axes.num_kv_heads,
         head_dim=axes.head_dim,
+        num_layers=axes.num_layers,
         evidence=_evidence(candidate, present, role, by_shape == sequence),
     )
 
@@ -200,7 +201,7 @@ def _numbered(candidates: list[_Candidate], drafts: list[CacheEntry]) -> list[Ca
     """Layers by name where the names' order is the order of use; else by order of use."""
     ranks: dict[str, int] = {}
     roles = {entry.role for entry in drafts}
-    trusted = True
+    trusted = all(candidate.named is not None for candidate in candidates)
     for role in roles:
         group = [(c, e) for c, e in zip(candidates, drafts, strict=True) if e.role == role]
         if any(c.flow is None for c, _ in group):

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ortkv.schema.topology import Stack
     from ortkv.signature import Dim, TensorSpec
 
 _GROWING = re.compile(r"past|seq|len|cache|kv", re.IGNORECASE)
@@ -18,6 +21,7 @@ class Axes:
     """A cache tensor's axis order and its two fixed sizes."""
 
     layout: str
+    num_layers: int
     num_kv_heads: int
     head_dim: int
 
@@ -48,34 +52,44 @@ def axes(
     present: TensorSpec,
     *,
     sequence: int,
-    stack: int | None,
+    stacks: Sequence[Stack],
     batch: Dim,
     head_dim: int | None,
 ) -> Axes | None:
-    """The layout, given the sequence axis; None where heads or head_dim are not stated.
+    """The layout, given the sequence axis; None where the rest stays open.
 
-    ``batch``: the tokens' own batch dim, which tells the batch axis where it is symbolic.
-    ``head_dim``: what the graph's ops say of it, for a tensor that does not.
-    Heads come before head_dim in every known layout.
+    ``stacks``: how the graph takes the past apart.   ``batch``: the tokens' own batch dim,
+    which tells the batch axis where it is symbolic.   ``head_dim``: what the graph's ops say
+    of it, for a tensor that does not. Heads come before head_dim in every known layout; a
+    tensor with no axis for them has one head.
     """
     dims = _stated(past, present)
-    if dims is None or len(dims) not in (len("BHSD"), len("2BHSD")):
+    if dims is None:
         return None
-    letters = {sequence: "S"}
-    if len(dims) == len("2BHSD"):
-        letters[0 if stack is None else stack] = "2"
+    own = {stack.axis: stack.letter for stack in stacks if stack.own_axis}
+    if not stacks and len(dims) == len("2BHSD") and dims[0] == 2:
+        own = {0: "2"}
+    letters = {**own, sequence: "S"}
     free = [i for i in range(len(dims)) if i not in letters]
     named = [i for i in free if isinstance(batch, str) and dims[i] == batch]
-    letters[named[0] if named else free[0]] = "B"
-    heads, depth = (i for i in free if i not in letters)
-    letters |= {heads: "H", depth: "D"}
-    num_kv_heads, size = dims[heads], dims[depth]
-    if not isinstance(size, int):
-        size = head_dim
-    if not isinstance(num_kv_heads, int) or not isinstance(size, int):
+    rest = [i for i in free if i != (named or free)[0]]
+    if len(rest) not in (1, 2) or (len(rest) == 1 and not named):
         return None
-    layout = "".join(letters[i] for i in range(len(dims)))
-    return Axes(layout=layout, num_kv_heads=num_kv_heads, head_dim=size)
+    heads, depth = dims[rest[0]] if len(rest) == 2 else 1, dims[rest[-1]]
+    shared = [stack for stack in stacks if not stack.own_axis]
+    if any(stack.axis != rest[-1] or stack.letter != "2" for stack in shared):
+        return None
+    size = depth // (2 if shared else 1) if isinstance(depth, int) else head_dim
+    if not isinstance(heads, int) or not isinstance(size, int):
+        return None
+    letters |= {(named or free)[0]: "B", rest[0]: "H", rest[-1]: "(2D)" if shared else "D"}
+    num_layers = [stack.num_parts for stack in stacks if stack.letter == "L"]
+    return Axes(
+        layout="".join(letters[i] for i in range(len(dims))),
+        num_layers=max(num_layers, default=1),
+        num_kv_heads=heads,
+        head_dim=size,
+    )
 
 
 def _stated(past: TensorSpec, present: TensorSpec) -> tuple[Dim, ...] | None:

@@ -21,6 +21,20 @@ Axes = tuple[int | None, ...] | None
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stack:
+    """An axis of the past along which the graph takes it apart.
+
+    letter: '2' where the parts are key and value, 'L' where they are layers.
+    own_axis: False where the parts lie side by side on an axis that also has another meaning.
+    """
+
+    axis: int
+    letter: str
+    num_parts: int
+    own_axis: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Flow:
     """One past input that reaches a present output. Axes are those of the past input."""
 
@@ -28,7 +42,7 @@ class Flow:
     present: str
     update: Update
     sequence_axis: int | None
-    stack_axis: int | None
+    stacks: tuple[Stack, ...]
     role: Role | None
     head_dim: int | None
     order: int
@@ -52,7 +66,8 @@ class _Step:
     axes: Axes
     path: tuple[str, ...]
     join: _Join | None = None
-    stack_axis: int | None = None
+    picks: tuple[tuple[int, int], ...] = ()
+    """(past's axis, part taken) for every time one part of the past was taken."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +77,22 @@ class _Findings:
     arrivals: dict[str, _Step] = field(default_factory=dict[str, _Step])
     roles: set[Role] = field(default_factory=set["Role"])
     orders: list[int] = field(default_factory=list[int])
+    parts: dict[int, dict[int, set[Role]]] = field(
+        default_factory=dict[int, "dict[int, set[Role]]"]
+    )
+    """past's axis -> part taken -> what that part is used as."""
+    dropped: set[int] = field(default_factory=set[int])
+    """Axes of the past that are gone once a part is taken."""
+    partners: list[tuple[_Join, str, _Step]] = field(
+        default_factory=list["tuple[_Join, str, _Step]"]
+    )
+    """What the past was concatenated with."""
+
+    def used_as(self, role: Role, step: _Step, order: int) -> None:
+        self.roles.add(role)
+        self.orders.append(order)
+        for axis, part in step.picks:
+            self.parts.setdefault(axis, {}).setdefault(part, set()).add(role)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +128,7 @@ _FUSED_OPS: dict[tuple[str, str], _FusedOp] = {
 _LEAST_CACHE_RANK = 3
 _SAME_AXES = {"Identity", "Cast", "Slice", "Split", "Dropout"}
 _UNKNOWN_AXES = {"Reshape", "Expand"}
+_REARRANGING = {"Identity", "Cast", "Transpose", "Unsqueeze", "Squeeze", "Reshape"}
 _SCORE_OPS = {
     "Add", "Cast", "Clip", "Concat", "Div", "Dropout", "Identity", "IsNaN", "Max", "Min", "Mul",
     "Reshape", "Slice", "Sub", "Tanh", "Transpose", "Where",
@@ -114,9 +146,10 @@ def flows(wiring: Wiring, inputs: dict[str, int], outputs: Iterable[str]) -> dic
 
 def _flow(wiring: Wiring, past: str, rank: int, pasts: set[str], outputs: set[str]) -> Flow | None:
     findings = _walk(wiring, past, rank, pasts, outputs)
-    if len(findings.arrivals) != 1:
+    arrivals = findings.arrivals or _arrivals_of_new(wiring, findings, outputs)
+    if len(arrivals) != 1:
         return None
-    ((present, arrival),) = findings.arrivals.items()
+    ((present, arrival),) = arrivals.items()
     if arrival.join is None:
         return None
     return Flow(
@@ -124,12 +157,47 @@ def _flow(wiring: Wiring, past: str, rank: int, pasts: set[str], outputs: set[st
         present=present,
         update=arrival.join.update,
         sequence_axis=arrival.join.sequence_axis,
-        stack_axis=arrival.stack_axis,
+        stacks=_stacks(findings, arrival.join.sequence_axis),
         role=_one_role(findings.roles),
         head_dim=arrival.join.head_dim,
         order=min(findings.orders, default=0),
         path=arrival.path,
     )
+
+
+def _arrivals_of_new(wiring: Wiring, findings: _Findings, outputs: set[str]) -> dict[str, _Step]:
+    """Where the past reaches no output: the outputs that what it was joined with is (delta)."""
+    origins = {_origin(wiring, output): output for output in outputs}
+    return {
+        origins[_origin(wiring, partner)]: replace(step, join=replace(join, update="delta"))
+        for join, partner, step in findings.partners
+        if _origin(wiring, partner) in origins
+    }
+
+
+def _origin(wiring: Wiring, wire: str) -> str:
+    """The wire that a value is, but for its axes' order and its dtype."""
+    while (maker := wiring.makers.get(wire)) is not None and maker.kind in _REARRANGING:
+        wire = maker.input(0)
+    return wire
+
+
+def _stacks(findings: _Findings, sequence_axis: int | None) -> tuple[Stack, ...]:
+    return tuple(
+        Stack(
+            axis=axis,
+            letter="2" if _tells_roles(parts) else "L",
+            num_parts=len(parts),
+            own_axis=axis in findings.dropped,
+        )
+        for axis, parts in sorted(findings.parts.items())
+        if axis != sequence_axis
+    )
+
+
+def _tells_roles(parts: dict[int, set[Role]]) -> bool:
+    """Whether one of two parts is always key and the other always value."""
+    return len(parts) == 2 and sorted(map(sorted, parts.values())) == [["key"], ["value"]]
 
 
 def _one_role(roles: set[Role]) -> Role | None:
@@ -164,18 +232,28 @@ def _next(wiring: Wiring, op: Op, step: _Step, pasts: set[str], findings: _Findi
     if op.kind in ("MatMul", "Einsum"):
         role = _role_in_product(wiring, op, step.wire)
         if role is not None:
-            findings.roles.add(role)
-            findings.orders.append(op.order)
+            findings.used_as(role, step, op.order)
         return []
     if op.kind == "Concat":
-        return _through_concat(op, step)
+        return _through_concat(op, step, findings)
     if op.input(0) != step.wire:
         return []
-    moved = _moved(wiring, op, step)
+    step = replace(step, path=(*step.path, op.kind))
+    if op.kind == "Split" and step.join is None:
+        return _split(op, step)
+    moved = _moved(wiring, op, step, findings)
     if moved is None:
         return []
-    path = (*step.path, op.kind)
-    return [replace(moved, wire=out, path=path) for out in op.outputs if out]
+    return [replace(moved, wire=out) for out in op.outputs if out]
+
+
+def _split(op: Op, step: _Step) -> list[_Step]:
+    """A part on each output."""
+    axis = None if step.axes is None else step.axes[op.int_attribute("axis", 0)]
+    return [
+        replace(step, wire=out, picks=step.picks if axis is None else (*step.picks, (axis, part)))
+        for part, out in enumerate(op.outputs)
+    ]
 
 
 def _through_fused(
@@ -186,17 +264,18 @@ def _through_fused(
     if index not in fused.pairs or fused.pairs[index][0] >= len(op.outputs):
         return []
     output, role = fused.pairs[index]
-    findings.roles.add(role)
-    findings.orders.append(op.order)
+    findings.used_as(role, step, op.order)
+    if role == "key_value":
+        findings.parts[0] = {0: {"key"}, 1: {"value"}}
+        findings.dropped.add(0)
     sequence = -2
     join = _Join(
         update="in_place" if _shares_buffer(wiring, op, fused, pasts) else "concat",
         sequence_axis=None if step.axes is None else step.axes[sequence],
         head_dim=_head_dim(wiring, op),
     )
-    stack = 0 if role == "key_value" else step.stack_axis
     path = (*step.path, op.kind)
-    return [replace(step, wire=op.outputs[output], join=join, stack_axis=stack, path=path)]
+    return [replace(step, wire=op.outputs[output], join=join, path=path)]
 
 
 def _head_dim(wiring: Wiring, op: Op) -> int | None:
@@ -229,18 +308,22 @@ def _depends_on(wiring: Wiring, wires: list[str], sources: set[str]) -> bool:
     return False
 
 
-def _through_concat(op: Op, step: _Step) -> list[_Step]:
+def _through_concat(op: Op, step: _Step, findings: _Findings) -> list[_Step]:
     """The first concatenation joins past and new; a later one stacks what was split before."""
     axis = op.int_attribute("axis", 0)
     join = step.join
     if join is None:
         past_axis = None if step.axes is None else step.axes[axis]
         join = _Join(update="concat", sequence_axis=past_axis)
+        others = [name for name in op.inputs if name != step.wire]
+        findings.partners.extend((join, other, step) for other in others)
     return [replace(step, wire=op.outputs[0], join=join, path=(*step.path, "Concat"))]
 
 
-def _moved(wiring: Wiring, op: Op, step: _Step) -> _Step | None:
+def _moved(wiring: Wiring, op: Op, step: _Step, findings: _Findings) -> _Step | None:
     """The step after an op that only moves data; None where the op computes."""
+    if op.kind == "Slice" and step.join is None:
+        return _sliced(wiring, op, step)
     if op.kind in _SAME_AXES:
         return step
     if op.kind in _UNKNOWN_AXES:
@@ -254,11 +337,30 @@ def _moved(wiring: Wiring, op: Op, step: _Step) -> _Step | None:
     if op.kind == "Unsqueeze":
         return replace(step, axes=_with_new_axes(wiring, op, step.axes))
     if op.kind == "Squeeze":
-        return _without_axes(step, _axes_argument(wiring, op))
+        return _without_axes(step, _axes_argument(wiring, op), findings)
     if op.kind == "Gather":
-        axis = op.int_attribute("axis", 0)
-        return _without_axes(step, [axis] if wiring.is_scalar(op.input(1)) else [])
+        return _gathered(wiring, op, step, findings)
     return None
+
+
+def _sliced(wiring: Wiring, op: Op, step: _Step) -> _Step:
+    """A part of one axis, told by where it starts."""
+    starts, axes = wiring.ints(op.input(1)), wiring.ints(op.input(3))
+    if step.axes is None or starts is None or axes is None or len(axes) != 1:
+        return step
+    axis = step.axes[axes[0]]
+    return step if axis is None else replace(step, picks=(*step.picks, (axis, starts[0])))
+
+
+def _gathered(wiring: Wiring, op: Op, step: _Step, findings: _Findings) -> _Step:
+    """One part of an axis, by a constant index; the axis goes where the index is a scalar."""
+    axis, index = op.int_attribute("axis", 0), wiring.ints(op.input(1))
+    if step.axes is None or index is None or len(index) != 1:
+        return replace(step, axes=None)
+    place = step.axes[axis]
+    if place is not None and step.join is None:
+        step = replace(step, picks=(*step.picks, (place, index[0])))
+    return _without_axes(step, [axis] if wiring.is_scalar(op.input(1)) else [], findings)
 
 
 def _axes_argument(wiring: Wiring, op: Op) -> list[int] | None:
@@ -277,14 +379,14 @@ def _with_new_axes(wiring: Wiring, op: Op, axes: tuple[int | None, ...]) -> Axes
     return tuple(None if i in places else next(old) for i in range(rank))
 
 
-def _without_axes(step: _Step, dropped: list[int] | None) -> _Step:
-    """Drop axes; an axis of the past dropped on the way is where key and value are stacked."""
+def _without_axes(step: _Step, dropped: list[int] | None, findings: _Findings) -> _Step:
+    """Drop axes, and note which of the past's they were."""
     if step.axes is None or dropped is None:
         return replace(step, axes=None)
     gone = {i % len(step.axes) for i in dropped}
-    stacked = [step.axes[i] for i in sorted(gone) if step.axes[i] is not None]
+    findings.dropped.update(axis for i in gone if (axis := step.axes[i]) is not None)
     kept = tuple(axis for i, axis in enumerate(step.axes) if i not in gone)
-    return replace(step, axes=kept, stack_axis=stacked[0] if stacked else step.stack_axis)
+    return replace(step, axes=kept)
 
 
 def _role_in_product(wiring: Wiring, op: Op, wire: str) -> Role | None:
