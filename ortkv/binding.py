@@ -65,9 +65,10 @@ class Binding:
                 continue
             entry = self._schema.entries[i]
             dtype = ONNX_TYPES[entry.dtype]
-            self._io.bind_input(
-                entry.past, device.kind, device.index, dtype, past.shape, past.buffer.address
-            )
+            if entry.past is not None:
+                self._io.bind_input(
+                    entry.past, device.kind, device.index, dtype, past.shape, past.buffer.address
+                )
             self._io.bind_output(
                 entry.present, device.kind, device.index, dtype, present.shape,
                 present.buffer.address,

@@ -331,7 +331,7 @@ def _print_schema(schema: CacheSchema) -> None:
         table.add_column(title, overflow="fold", no_wrap=title not in ("past", "present"))
     for e in schema.entries:
         evidence = ",".join(e.evidence)
-        table.add_row(str(e.layer), e.role, e.past, e.present, e.layout, e.update, evidence)
+        table.add_row(str(e.layer), e.role, e.past or "", e.present, e.layout, e.update, evidence)
     sizes = {f"{e.num_kv_heads} kv heads x {e.head_dim} {e.dtype}": None for e in schema.entries}
     helpers = ", ".join(f"{h.name} ({h.kind})" for h in schema.helpers) or "none"
     console = Console()

@@ -27,12 +27,21 @@ PREFILL_LOGITS_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
+class PrefillGraph:
+    """A graph of its own for a sequence's first run; its schema's entries have no past."""
+
+    session: Session
+    schema: CacheSchema
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoadedGraph:
     """What every decoder of one model shares."""
 
     session: Session
     schema: CacheSchema
     device: Device
+    prefill: PrefillGraph | None = None
 
 
 class Decoder:
@@ -42,6 +51,9 @@ class Decoder:
         self.graph = graph
         self.cache = cache or Cache(graph.schema, graph.device)
         self._binding = Binding(graph.session, graph.schema, self.cache)
+        self._first = self._binding
+        if graph.prefill is not None:
+            self._first = Binding(graph.prefill.session, graph.prefill.schema, self.cache)
 
     def prefill(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Run new tokens of a cache of one row, in chunks.
@@ -53,7 +65,8 @@ class Decoder:
         start = 0
         while start < len(tokens):
             end = start + self._chunk_len(len(tokens) - start)
-            logits = self._binding.run(np.array([tokens[start:end]]))
+            binding = self._binding if self.cache.past_len else self._first
+            logits = binding.run(np.array([tokens[start:end]]))
             start = end
         return logits[0]
 
@@ -68,10 +81,13 @@ class Decoder:
     def _chunk_len(self, num_left: int) -> int:
         """Tokens of the next run: what the graph takes, within bounded memory."""
         schema = self.graph.schema
+        is_first = self.cache.past_len == 0
+        if is_first and self.graph.prefill is not None:
+            return num_left
         if schema.fixed_query_len is not None:
             return schema.fixed_query_len
         if schema.one_token_steps:
-            return num_left if self.cache.past_len == 0 else 1
+            return num_left if is_first else 1
         row_bytes = 4 * (schema.vocab_size or 2**17)
         return max(16, min(PREFILL_CHUNK, PREFILL_LOGITS_BYTES // row_bytes))
 

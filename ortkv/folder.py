@@ -17,6 +17,11 @@ _HUB_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.onnx", "*.onnx_data*",
 _HUB_FOLDER = "onnx"
 """Hub repositories keep their graphs in it, beside the original checkpoint's files."""
 _PREFERRED = ("model.onnx", "decoder_model_merged.onnx", "model_merged.onnx")
+_PAIRS = (
+    ("decoder_with_past_model.onnx", "decoder_model.onnx"),
+    ("decode.onnx", "prefill.onnx"),
+)
+"""Graphs for the steps and for the first run: optimum's two files, transformers 5's two."""
 _CONTEXT_KEYS = (
     "max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx",
 )  # fmt: skip
@@ -28,6 +33,8 @@ class ModelFolder:
 
     root: Path
     graph: Path
+    prefill: Path | None = None
+    """A second graph for the first run of a sequence, where one graph cannot do both."""
 
     def find(self, name: str) -> Path | None:
         """The file of this name beside the graph or in the root."""
@@ -67,15 +74,18 @@ def open_folder(path: str | Path) -> ModelFolder:
         return ModelFolder(root=place.parent.parent if in_layout else place.parent, graph=place)
     if not is_folder or not str(path):
         place = _from_hub(str(path))
-    return ModelFolder(root=place, graph=_choose_graph(place))
+    return _choose_graph(place)
 
 
-def _choose_graph(root: Path) -> Path:
+def _choose_graph(root: Path) -> ModelFolder:
     for folder in (root, root / _HUB_FOLDER):
         graphs = sorted(folder.glob("*.onnx"))
         preferred = [folder / name for name in _PREFERRED if folder / name in graphs]
         if preferred or len(graphs) == 1:
-            return (preferred or graphs)[0]
+            return ModelFolder(root=root, graph=(preferred or graphs)[0])
+        for step, prefill in _PAIRS:
+            if folder / step in graphs and folder / prefill in graphs:
+                return ModelFolder(root=root, graph=folder / step, prefill=folder / prefill)
         if graphs:
             raise ModelFileError(
                 f"{folder} has several graphs ({', '.join(g.name for g in graphs)}) and none is "

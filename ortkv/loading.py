@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ortkv import generation_config
-from ortkv.decoder import LoadedGraph
+from ortkv.decoder import LoadedGraph, PrefillGraph
 from ortkv.errors import TokenizerMissing, UnsupportedModel
 from ortkv.folder import open_folder
 from ortkv.runtime import open_model
-from ortkv.schema import derive
+from ortkv.schema import derive, derive_prefill
 from ortkv.sequence import LoadedModel
 from ortkv.signature import read_model, signature_of
 from ortkv.weights import check_external_data
@@ -46,8 +46,16 @@ def load_model(
             "or any number. Export it with a dynamic sequence axis."
         )
     opened = open_model(folder.graph, provider=provider, threads=threads)
+    prefill = None
+    if folder.prefill is not None:
+        first = open_model(folder.prefill, provider=provider, threads=threads)
+        prefill = PrefillGraph(
+            session=first.session, schema=_prefill_schema_of(folder.prefill, schema)
+        )
     return LoadedModel(
-        graph=LoadedGraph(session=opened.session, schema=schema, device=opened.device),
+        graph=LoadedGraph(
+            session=opened.session, schema=schema, device=opened.device, prefill=prefill
+        ),
         text=_text_of(folder, schema),
         defaults=_defaults_of(folder),
         context_length=folder.context_length,
@@ -58,6 +66,12 @@ def _schema_of(folder: ModelFolder) -> CacheSchema:
     model = read_model(folder.graph)
     check_external_data(model, folder.graph)
     return derive(signature_of(model), model)
+
+
+def _prefill_schema_of(path: Path, steps: CacheSchema) -> CacheSchema:
+    model = read_model(path)
+    check_external_data(model, path)
+    return derive_prefill(signature_of(model), steps)
 
 
 def _text_of(folder: ModelFolder, schema: CacheSchema) -> Text | None:

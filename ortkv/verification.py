@@ -54,7 +54,7 @@ class EntryError:
 
     layer: int
     role: str
-    past: str
+    past: str | None
     max_abs_error: float
 
 
@@ -99,7 +99,7 @@ def verify_graph(graph: LoadedGraph, *, seed: int = 0) -> VerifyReport:
 
     Raises: UnsupportedModel for a graph that takes one token a run: it has no full run.
     """
-    if graph.schema.fixed_query_len == 1:
+    if graph.schema.fixed_query_len == 1 and graph.prefill is None:
         raise UnsupportedModel(
             f"{graph.schema.tokens} takes one token a run, so that there is no full run to compare "
             "with: verify the graph that takes the whole prompt."

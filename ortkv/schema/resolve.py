@@ -63,6 +63,54 @@ def derive(signature: Signature, model: onnx.ModelProto) -> CacheSchema:
     )
 
 
+def derive_prefill(signature: Signature, steps: CacheSchema) -> CacheSchema:
+    """The schema of a graph for first runs, over the cache of the graph for the steps.
+
+    Its presents are matched by name: the same, or the same layer and role.
+
+    Raises: UnsupportedModel where a present is missing or an input is not understood.
+    """
+    tokens = _tokens(signature)
+    helpers = [helper_of(spec) for spec in signature.inputs if spec != tokens]
+    presents = [_first_present(entry, signature) for entry in steps.entries]
+    if None in helpers or None in presents:
+        raise UnsupportedModel(
+            f"{_seen('inputs', signature.inputs)}; {_seen('outputs', signature.outputs)}: expected "
+            "a graph for first runs with the same cache as the graph for the steps "
+            f"({', '.join(entry.present for entry in steps.entries[:2])}, ...) and no past. "
+            "Export both together."
+        )
+    logits = _logits(signature, {name for name in presents if name is not None})
+    return replace(
+        steps,
+        tokens=tokens.name,
+        tokens_dtype=tokens.dtype,
+        fixed_query_len=None,
+        helpers=tuple(helper for helper in helpers if helper is not None),
+        logits=logits.name,
+        logits_dtype=logits.dtype,
+        logits_dims=logits.dims or (),
+        entries=tuple(
+            replace(entry, past=None, present=present)
+            for entry, present in zip(steps.entries, presents, strict=True)
+            if present is not None
+        ),
+    )
+
+
+def _first_present(entry: CacheEntry, signature: Signature) -> str | None:
+    outputs = [spec.name for spec in signature.outputs]
+    if entry.present in outputs:
+        return entry.present
+    alike = [
+        name
+        for name in outputs
+        if (named := names.read_present(name)) is not None
+        and (named.layer, named.role) == (entry.layer, entry.role)
+    ]
+    return alike[0] if len(alike) == 1 else None
+
+
 def _tokens(signature: Signature) -> TensorSpec:
     found = [spec for spec in signature.inputs if is_tokens(spec)]
     if len(found) == 1:
@@ -209,9 +257,12 @@ def _numbered(candidates: list[_Candidate], drafts: list[CacheEntry]) -> list[Ca
         group.sort(key=lambda pair: pair[0].flow.order if pair[0].flow else 0)
         layers = [e.layer for _, e in group]
         trusted = trusted and layers == sorted(set(layers))
-        ranks |= {e.past: rank for rank, (_, e) in enumerate(group)}
+        ranks |= {c.past.name: rank for rank, (c, _) in enumerate(group)}
     if not trusted:
-        drafts = [replace(e, layer=ranks.get(e.past, e.layer)) for e in drafts]
+        drafts = [
+            replace(e, layer=ranks.get(c.past.name, e.layer))
+            for c, e in zip(candidates, drafts, strict=True)
+        ]
     return sorted(drafts, key=lambda entry: (entry.layer, entry.role))
 
 

@@ -31,11 +31,12 @@ class CacheEntry:
 
     Letters: B batch, H kv heads, S sequence, D head_dim, L stacked layers, 2 stacked key and
     value; letters in parentheses share one axis. ``num_layers``: how many L stands for.
+    ``past`` is None in a graph for first runs, which starts a cache and reads none.
     """
 
     layer: int
     role: Role
-    past: str
+    past: str | None
     present: str
     layout: str
     update: Update

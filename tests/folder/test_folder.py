@@ -174,3 +174,17 @@ def test_the_context_length_is_what_the_config_states(
     files = {"config": config, "genai_config": genai}
     made = folder(tmp_path, **{name: data for name, data in files.items() if data is not None})
     assert made.context_length == length
+
+
+@pytest.mark.parametrize(
+    ("step", "prefill"),
+    [("decoder_with_past_model.onnx", "decoder_model.onnx"), ("decode.onnx", "prefill.onnx")],
+)
+def test_a_pair_of_graphs_is_taken_together(tmp_path: Path, step: str, prefill: str) -> None:
+    for name in (step, prefill):
+        (tmp_path / name).write_bytes(b"graph")
+    folder = open_folder(tmp_path)
+    assert (folder.graph.name, folder.prefill and folder.prefill.name) == (step, prefill)
+    (tmp_path / "decoder_model_merged.onnx").write_bytes(b"graph")
+    merged = open_folder(tmp_path)
+    assert (merged.graph.name, merged.prefill) == ("decoder_model_merged.onnx", None)

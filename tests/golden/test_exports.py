@@ -24,10 +24,11 @@ GRAPHS = {
     "llama-merged": "llama",
     "gpt2-merged": "gpt2",
     "oldllama-merged": "oldllama",
+    "gpt2-two-files": "gpt2",
     "llama-tf5": "llama",
 }
 IDS = list(GRAPHS)
-ONE_LENGTH_A_RUN = {"gpt2-merged", "oldllama-merged"}
+ONE_LENGTH_A_RUN = {"gpt2-merged", "gpt2-two-files", "oldllama-merged"}
 """No position_ids: it counts positions from the past's length, padding included. Its rows of
 unequal length must run one after the other."""
 

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"
 GRAPHS = sorted(
     path.parent.name
-    for name in ("model.onnx", "decoder_model_merged.onnx")
+    for name in ("model.onnx", "decoder_model_merged.onnx", "decoder_with_past_model.onnx")
     for path in FIXTURES.glob(f"*/{name}")
 )
 
