@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -25,6 +25,8 @@ class Binding:
         self._session = session
         self._schema = schema
         self._cache = cache
+        self._row_alignment: Literal["start", "end"] = schema.row_alignment
+        self._tokens_dtype = numpy_dtype(schema.tokens_dtype)
         self._io = session.io_binding()
         self._fed: dict[str, NDArray[Any]] = {}
         self._bound: list[tuple[Bound, Bound] | None] = [None] * len(schema.entries)
@@ -40,12 +42,9 @@ class Binding:
         """
         query_len = tokens.shape[1]
         self._bind_logits(tokens.shape[0], query_len)
-        self._feed(self._schema.tokens, tokens.astype(self._schema.tokens_dtype))
-        ahead = Run(
-            lengths=tuple(self._cache.lengths),
-            query_len=query_len,
-            row_alignment=self._schema.row_alignment,
-        )
+        self._feed(self._schema.tokens, tokens.astype(self._tokens_dtype, copy=False))
+        cache = self._cache
+        ahead = Run(cache.lengths, cache.past_len, query_len, self._row_alignment)
         for helper in self._schema.helpers:
             self._feed(helper.name, feed(helper, ahead))
         self._bind_cache(query_len)
@@ -97,4 +96,4 @@ class Binding:
     def _last_logits(self) -> NDArray[np.float32]:
         logits = self._logits if self._logits.size else self._io.get_outputs()[0].numpy()
         last = logits[:, -1] if logits.ndim == 3 else logits
-        return last.astype(np.float32, copy=False)
+        return last if last.dtype == np.float32 else last.astype(np.float32)

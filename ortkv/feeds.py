@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -17,18 +16,17 @@ if TYPE_CHECKING:
     from ortkv.schema import HelperInput, HelperKind
 
 
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """What a run is about to do: rows with ``lengths`` cached tokens get ``query_len`` more."""
+class Run(NamedTuple):
+    """What a run is about to do: rows with ``lengths`` cached tokens get ``query_len`` more.
 
-    lengths: tuple[int, ...]
+    ``past_len`` is the longest row's cached tokens. (One is made every step: a frozen dataclass
+    takes several times as long to make.)
+    """
+
+    lengths: list[int]
+    past_len: int
     query_len: int
     row_alignment: Literal["start", "end"]
-
-    @property
-    def past_len(self) -> int:
-        """The longest row's cached tokens."""
-        return max(self.lengths)
 
     @property
     def kv_len(self) -> int:
@@ -47,6 +45,8 @@ def feed(helper: HelperInput, run: Run) -> NDArray[Any]:
 def _mask_2d(run: Run) -> NDArray[Any]:
     """[batch, kv_len]: 1 where a token is the row's own, 0 on padding."""
     mask = np.ones((len(run.lengths), run.kv_len), dtype=np.int64)
+    if min(run.lengths) == run.past_len:
+        return mask
     for row, length in enumerate(run.lengths):
         padding = run.past_len - length
         if padding and run.row_alignment == "start":

@@ -6,6 +6,7 @@ seedless step gives the same distribution.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,7 +39,7 @@ def choose(
     """
     scores = processed(logits, tokens, num_new, config)
     best = int(np.argmax(scores))
-    if not np.isfinite(scores[best]):
+    if not math.isfinite(scores[best]):
         raise NumericalError(
             f"the best score is {scores[best]} at token {best}: expected finite logits with at "
             "least one token allowed. Try the model in fp32, or lift suppress_tokens."
@@ -63,7 +64,9 @@ def processed(
         scores = _without(scores, _repeating(tokens, config.no_repeat_ngram_size))
     if num_new < config.min_new_tokens:
         scores = _without(scores, config.eos_token_id)
-    return _without(scores, config.suppress_tokens)
+    if config.suppress_tokens:
+        scores = _without(scores, config.suppress_tokens)
+    return scores
 
 
 def warped(scores: NDArray[np.float32], config: GenerationConfig) -> NDArray[np.float32]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ ONNX_TYPES: dict[str, int] = {
 _NAMES = {number: name for name, number in ONNX_TYPES.items()}
 
 
+@functools.cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """The numpy dtype of one of ``ONNX_TYPES``'s names."""
     return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)

@@ -206,7 +206,7 @@ def test_help_imports_neither_onnxruntime_nor_numpy() -> None:
         "import sys\n"
         "from ortkv.cli import app\n"
         "try:\n    app(['--help'])\nexcept SystemExit:\n    pass\n"
-        "heavy = {'numpy', 'onnx', 'onnxruntime', 'tokenizers', 'transformers', 'torch'}\n"
+        "heavy = {'rich', 'numpy', 'onnx', 'onnxruntime', 'tokenizers', 'transformers', 'torch'}\n"
         "sys.exit(', '.join(heavy & set(sys.modules)) or 0)\n"
     )
     result = subprocess.run(

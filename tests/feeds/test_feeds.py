@@ -17,7 +17,7 @@ def fed(kind: HelperKind, run: Run, dtype: str = "int64", rank: int = 2) -> np.n
 
 
 def run_of(lengths: tuple[int, ...], query_len: int, alignment: Any) -> Run:
-    return Run(lengths=lengths, query_len=query_len, row_alignment=alignment)
+    return Run(list(lengths), max(lengths), query_len, alignment)
 
 
 @pytest.mark.parametrize(
