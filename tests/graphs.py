@@ -1,7 +1,7 @@
 """Tiny attention decoders as ONNX graphs, their axes chosen by the caller.
 
 Residual attention layers over a token embedding, no MLP, no positions but the causal mask:
-all that a cache needs to matter. Weights are seeded; every dtype is float32.
+all that a cache needs to matter. Weights are seeded; all but the cache is float32.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Design:
     merged: bool = False
     update: str = "concat"
     stacked: str = ""
+    cache_dtype: int = TensorProto.FLOAT
 
     @property
     def width(self) -> int:
@@ -141,7 +142,8 @@ def _cache_value(design: Design, side: str, layer: int, role: str) -> onnx.Value
         "2": 2,
         "L": design.num_layers,
     }
-    return _value(design.name(side, layer, role), [sizes[x] for x in layout_of(design, role)])
+    dims = [sizes[letter] for letter in layout_of(design, role)]
+    return helper.make_tensor_value_info(design.name(side, layer, role), design.cache_dtype, dims)
 
 
 def _numbers(design: Design) -> dict[str, NDArray[Any]]:
@@ -191,6 +193,8 @@ def _body(design: Design, *, with_past: bool) -> list[onnx.NodeProto]:
 
 def _put_out(design: Design, nodes: _Nodes, presents: dict[tuple[int, str], str]) -> None:
     """Stack the layers' presents as the design wants them, under their output names."""
+    if design.cache_dtype != TensorProto.FLOAT:
+        presents = {key: _cast(nodes, wire, design.cache_dtype) for key, wire in presents.items()}
     for layer, role in tensors(design):
         out = design.name("present", layer, role)
         roles = ["key", "value"] if role == "key_value" else [role]
@@ -301,6 +305,8 @@ def _plain_attention(
         joined = fresh
         if with_past:
             past = _past_part(design, nodes, layer, role)
+            if design.cache_dtype != TensorProto.FLOAT:
+                past = _cast(nodes, past, TensorProto.FLOAT)
             joined = nodes.add("Concat", past, fresh, axis=layout.index("S"))
         presents[layer, role] = fresh if design.update == "delta" else joined
         wanted = "BHDS" if role == "key" else CANONICAL

@@ -130,3 +130,22 @@ def test_verify_accepts_the_schema_and_rejects_every_crossed_pair(
             assert not verify_graph(wrong).ok, (i, j)
         except ExecutionFailed:
             assert entries[i].layout != entries[j].layout
+
+
+@pytest.mark.parametrize("stacked", ["", "2", "2D", "L", "L2"])
+@pytest.mark.parametrize("dtype", [onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16])
+def test_a_cache_of_half_precision_is_kept_in_it(stacked: str, dtype: int, tmp_path: Path) -> None:
+    """fp32 arithmetic over a cache in fp16 or bf16, cast on the way in and out."""
+    design = Design(num_layers=3, stacked=stacked, cache_dtype=dtype, name=random_names(dtype))
+    path = saved(tmp_path, design)
+    schema = Generator(path).schema
+    stated = {"float16": onnx.TensorProto.FLOAT16, "bfloat16": onnx.TensorProto.BFLOAT16}
+    assert {stated[entry.dtype] for entry in schema.entries} == {dtype}
+    sequence = Generator(path).start([3, 1, 4, 1, 5]).extend([9]).extend([2, 6]).rewind(7)
+    expected = full_logits(design, [3, 1, 4, 1, 5, 9, 2])[-1]
+    # One rounding of each cached number, 5e-4 or 4e-3 of it, through three layers that grow it.
+    tolerance = {onnx.TensorProto.FLOAT16: 2e-2, onnx.TensorProto.BFLOAT16: 2e-1}[dtype]
+    np.testing.assert_allclose(
+        sequence.logits, expected, rtol=0, atol=tolerance * np.abs(expected).max()
+    )
+    assert verify_graph(load_model(path).graph).ok
