@@ -6,11 +6,12 @@ import functools
 import os
 import sys
 import time
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ortkv.errors import OrtkvError
+from ortkv.errors import InvalidRequest, OrtkvError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # rich help costs 150 ms at every start
     context_settings={"auto_envvar_prefix": "ORTKV", "help_option_names": ["-h", "--help"]},
-    epilog="Every option can be set as ORTKV_COMMAND_OPTION, such as ORTKV_GENERATE_SEED.",
+    epilog="An option but --stop can be set as ORTKV_COMMAND_OPTION: ORTKV_GENERATE_SEED=1.",
 )
 
 _option = functools.partial(typer.Option, show_envvar=False)
@@ -45,14 +46,26 @@ Sample = Annotated[
     _option("--do-sample/--greedy", help="Draw tokens, or take the likeliest."),
 ]
 Temperature = Annotated[float | None, _option(help="Implies --do-sample; 0 means --greedy.")]
-TopK = Annotated[int | None, _option(help="Draw from the k likeliest; 0 for all.")]
-TopP = Annotated[float | None, _option(help="Draw from the likeliest that hold this mass.")]
-MinP = Annotated[float | None, _option(help="Draw from those this near to the likeliest.")]
+TopK = Annotated[
+    int | None, _option(help="Draw from the k likeliest; 0 for all. Implies --do-sample.")
+]
+TopP = Annotated[
+    float | None, _option(help="Draw from the likeliest that hold this mass. Implies --do-sample.")
+]
+MinP = Annotated[
+    float | None,
+    _option(
+        help="Draw from tokens at least this fraction as likely as the best. Implies --do-sample."
+    ),
+]
 RepetitionPenalty = Annotated[float | None, _option(help="Above 1: repeat less.")]
 Stop = Annotated[
-    list[str] | None, _option("--stop", help="End before this text (\\n, \\t); repeatable.")
+    list[str] | None,
+    _option(
+        "--stop", help="End before this text (\\n, \\t); repeatable.", allow_from_autoenv=False
+    ),
 ]
-Seed = Annotated[int | None, _option(help="Of the random numbers.")]
+Seed = Annotated[int | None, _option(help="Seed of the random numbers that --do-sample draws.")]
 Json = Annotated[bool, _option("--json", help="One JSON document on stdout.")]
 Debug = Annotated[bool, _option("--debug", help="Show the traceback of an error.")]
 
@@ -70,8 +83,10 @@ def _reported(command: Callable[..., None]) -> Callable[..., None]:
             # The reader left (head, less): point stdout nowhere, so that exit does not flush to it.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(1) from None
-        except (typer.Exit, typer.Abort, KeyboardInterrupt):
+        except (typer.Exit, typer.Abort, typer.BadParameter, KeyboardInterrupt):
             raise
+        except OSError as error:
+            _fail(f"the output cannot be written: {error.strerror or error}.", debug=debug)
         except Exception as error:  # noqa: BLE001 - the last door: no traceback reaches a user
             _fail(f"a defect in ortkv or below, {type(error).__name__}: {error}", debug=debug)
 
@@ -118,7 +133,9 @@ def _settings(  # noqa: PLR0913 - one argument an option
 
 @app.callback(invoke_without_command=True)
 def _root(
-    version: Annotated[bool, _option("--version", help="Print the version.")] = False,
+    version: Annotated[
+        bool, _option("--version", help="Print the version.", allow_from_autoenv=False)
+    ] = False,
 ) -> None:
     if version:
         from ortkv import __version__
@@ -153,9 +170,7 @@ def generate(  # noqa: PLR0913
     del debug
     from ortkv.generator import Generator
 
-    if prompt is None and sys.stdin.isatty():
-        raise typer.BadParameter("expected text to continue: -p TEXT, or text on stdin")
-    text = sys.stdin.read() if prompt is None else prompt
+    text = _text_on_stdin() if prompt is None else prompt
     settings = _settings(
         max_new_tokens, do_sample, temperature, top_k, top_p, min_p, repetition_penalty, stop, seed
     )
@@ -203,19 +218,24 @@ def chat(  # noqa: PLR0913
         max_new_tokens, do_sample, temperature, top_k, top_p, min_p, repetition_penalty, stop, seed
     )
     generator = Generator(path, provider=provider, threads=threads)
-    _say_provider(provider, generator.provider)
+    generator.defaults.updated(**settings)
     opening = [{"role": "system", "content": system}] if system else []
+    generator.text.encode_chat([*opening, {"role": "user", "content": "Hello"}])
+    _say_provider(provider, generator.provider)
     messages, sequence = list(opening), None
     for line in _lines_of_user():
         if line == "/reset":
             messages, sequence = list(opening), None
             continue
-        messages.append({"role": "user", "content": line})
-        ids = generator.text.encode_chat(messages)
-        sequence = generator.start(ids) if sequence is None else sequence.become(ids)
-        messages.append(
-            {"role": "assistant", "content": _print_pieces(sequence.stream(**settings))}
-        )
+        asked = [*messages, {"role": "user", "content": line}]
+        try:
+            ids = generator.text.encode_chat(asked)
+            sequence = generator.start(ids) if sequence is None else sequence.become(ids)
+            reply = _print_pieces(sequence.stream(**settings))
+        except InvalidRequest as error:
+            sys.stderr.write(f"error: {error} /reset starts a new conversation.\n")
+            continue
+        messages = [*asked, {"role": "assistant", "content": reply}]
 
 
 @app.command()
@@ -287,8 +307,17 @@ def bench(  # noqa: PLR0913
 
 
 def main() -> None:
-    """Run the command line."""
-    app()
+    """Run the command line.
+
+    Output that the terminal's encoding has no letters for is shown with replacements.
+    """
+    out: object = sys.stdout
+    if isinstance(out, TextIOWrapper):
+        out.reconfigure(errors="replace")
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 def _say_provider(asked: str, taken: str) -> None:
@@ -307,7 +336,20 @@ def _print_pieces(pieces: Iterator[str]) -> str:
     return whole
 
 
+def _text_on_stdin() -> str:
+    if sys.stdin is None or sys.stdin.isatty():
+        raise typer.BadParameter("expected text to continue: -p TEXT, or text on stdin")
+    raw = sys.stdin.buffer.read()
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"stdin is not UTF-8 (byte {raw[error.start]:#x} at {error.start}): convert it first."
+        ) from error
+
+
 def _lines_of_user() -> Iterator[str]:
+    """What the user types, commands to the chat itself included."""
     while True:
         try:
             line = input("> " if sys.stdin.isatty() else "").strip()
@@ -315,7 +357,9 @@ def _lines_of_user() -> Iterator[str]:
             return
         if line == "/exit":
             return
-        if line:
+        if line.startswith("/") and line != "/reset":
+            sys.stderr.write(f"{line} is no command here: /reset starts over, /exit ends.\n")
+        elif line:
             yield line
 
 
@@ -329,17 +373,22 @@ def _print_schema(schema: CacheSchema) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False)
-    for title in ("layer", "role", "past", "present", "layout", "update", "evidence"):
-        table.add_column(title, overflow="fold", no_wrap=title not in ("past", "present"))
+    evidence = {", ".join(e.evidence): None for e in schema.entries}
+    titles = ["layer", "role", "past", "present", "layout", "update"]
+    table = Table(*titles, box=None, pad_edge=False)
+    if len(evidence) > 1:
+        table.add_column("evidence")
     for e in schema.entries:
-        evidence = ",".join(e.evidence)
-        table.add_row(str(e.layer), e.role, e.past or "", e.present, e.layout, e.update, evidence)
+        row = [str(e.layer), e.role, e.past or "", e.present, e.layout, e.update]
+        table.add_row(*row, *([", ".join(e.evidence)] if len(evidence) > 1 else []))
     sizes = {f"{e.num_kv_heads} kv heads x {e.head_dim} {e.dtype}": None for e in schema.entries}
     helpers = ", ".join(f"{h.name} ({h.kind})" for h in schema.helpers) or "none"
-    console = Console()
+    # Piped, a name must stay on its line, to be found by grep.
+    console = Console(width=None if sys.stdout.isatty() else 10_000)
     console.print(table)
-    console.print(f"\ntokens   {schema.tokens} ({schema.tokens_dtype})", highlight=False)
+    if len(evidence) == 1:
+        console.print(f"\nevidence {', '.join(evidence)}, for every entry", highlight=False)
+    console.print(f"tokens   {schema.tokens} ({schema.tokens_dtype})", highlight=False)
     console.print(f"helpers  {helpers}", highlight=False)
     console.print(f"logits   {schema.logits} ({schema.logits_dtype})", highlight=False)
     console.print(

@@ -64,7 +64,13 @@ def open_folder(path: str | Path) -> ModelFolder:
 
     Raises: ModelFileError where there is none, or several and no rule to choose.
     """
-    place = Path(path)
+    try:
+        place = Path(path)
+    except TypeError as error:
+        raise ModelFileError(
+            f"found a path of type {type(path).__name__}: expected the path of a model folder, an "
+            ".onnx file, or the id of a hub repository."
+        ) from error
     try:
         is_file, is_folder = place.is_file(), place.is_dir()
     except OSError as error:
@@ -100,7 +106,7 @@ def _from_hub(name: str) -> Path:
     """Download a repository into the hub's own cache (HF_HOME, HF_HUB_OFFLINE, HF_TOKEN hold)."""
     if not _HUB_ID.fullmatch(name) or Path(name).parent.is_dir():
         raise ModelFileError(
-            f"{name} does not exist: expected a folder with an .onnx file in it, the file "
+            f"{name!r} does not exist: expected a folder with an .onnx file in it, the file "
             "itself, or the id of a hub repository (owner/name)."
         )
     from huggingface_hub.errors import HfHubHTTPError

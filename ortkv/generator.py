@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar, overload
+from typing import TYPE_CHECKING, Any, cast, overload
+
+import numpy as np
 
 from ortkv.errors import InvalidRequest
 from ortkv.loading import load_model
@@ -12,12 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
     from ortkv.generation_config import GenerationConfig
     from ortkv.runtime import Provider
     from ortkv.schema import CacheSchema
     from ortkv.text import Text
-
-Rows = TypeVar("Rows", bound="Sequence[object]")
 
 
 class Generator:
@@ -76,12 +78,14 @@ class Generator:
         config = self.defaults.updated(**settings)
         if isinstance(prompt, str):
             return self._generate([prompt], config)[0]
-        return self._generate(_checked_rows(prompt), config)
+        return self._generate(_checked_rows(prompt, "such as ['One', 'Two']"), config)
 
     def generate_ids(self, prompts: Sequence[Sequence[int]], **settings: object) -> list[list[int]]:
         """New token ids for each of several prompts run together; needs no tokenizer."""
         config = self.defaults.updated(**settings)
-        sequences = [self.start(prompt) for prompt in _checked_rows(prompts)]
+        sequences = [
+            self.start(prompt) for prompt in _checked_rows(prompts, "such as [[1, 2], [3]]")
+        ]
         before = [len(sequence.tokens) for sequence in sequences]
         for _ in decode(sequences, config, text=False):
             pass
@@ -93,6 +97,10 @@ class Generator:
         sequence = self.start(prompt)
         return (e.text for e in decode([sequence], config, text=True) if e.text)
 
+    def __repr__(self) -> str:
+        schema = self.schema
+        return f"Generator({schema.num_layers} layers, {self.provider}, {schema.logits_dtype})"
+
     def _generate(self, prompts: Sequence[str], config: GenerationConfig) -> list[str]:
         sequences = [self.start(prompt) for prompt in prompts]
         texts = [""] * len(sequences)
@@ -101,9 +109,17 @@ class Generator:
         return texts
 
 
-def _checked_rows(rows: Rows) -> Rows:
-    if isinstance(rows, str) or any(not isinstance(row, str | list | tuple) for row in rows):
-        raise InvalidRequest("expected a list of prompts, one a row.")
-    if not rows:
-        raise InvalidRequest("an empty list of prompts: expected at least one.")
-    return rows
+def _checked_rows(rows: object, expected: str) -> list[Any]:
+    """The rows of a batch, arrays of ids as lists."""
+    if isinstance(rows, np.ndarray):
+        rows = list(cast("NDArray[Any]", rows))
+    if not isinstance(rows, list | tuple) or not rows:
+        found = "an empty one" if isinstance(rows, list | tuple) else type(rows).__name__
+        raise InvalidRequest(f"found {found}: expected a list of prompts, {expected}.")
+    for row in cast("list[object]", rows):
+        if not isinstance(row, str | list | tuple | np.ndarray):
+            raise InvalidRequest(
+                f"a row of the batch is of type {type(row).__name__}: expected a list of prompts, "
+                f"{expected}."
+            )
+    return list(cast("list[Any]", rows))

@@ -74,14 +74,14 @@ def _prefill_schema_of(path: Path, steps: CacheSchema) -> CacheSchema:
     return derive_prefill(signature_of(model), steps)
 
 
-def _text_of(folder: ModelFolder, schema: CacheSchema) -> Text | None:
-    """The folder's text side; None without a tokenizer, which token ids do not need."""
+def _text_of(folder: ModelFolder, schema: CacheSchema) -> Text | TokenizerMissing:
+    """The folder's text side, or why there is none; token ids do without."""
     from ortkv.text import load_text
 
     try:
         text = load_text(folder)
-    except TokenizerMissing:
-        return None
+    except TokenizerMissing as reason:
+        return reason
     if schema.vocab_size is not None and text.num_tokens > schema.vocab_size:
         raise UnsupportedModel(
             f"{folder.root}: the tokenizer has ids up to {text.num_tokens - 1}, the logits only "

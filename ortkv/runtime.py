@@ -17,6 +17,7 @@ import numpy as np
 
 from ortkv.errors import (
     ExecutionFailed,
+    InvalidRequest,
     ModelFileError,
     OutOfMemory,
     ProviderUnavailable,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+MAX_THREADS = 256
 TELEMETRY_SWITCH = "ORT_DISABLE_TELEMETRY"
 
 Provider = str | list[str | tuple[str, dict[str, Any]]]
@@ -141,6 +143,10 @@ def import_onnxruntime() -> Any:
     try:
         ort: Any = import_module("onnxruntime")
     except ImportError as error:
+        if not isinstance(error, ModuleNotFoundError):
+            raise RuntimeMissing(
+                f"onnxruntime is installed but cannot be imported ({error}): install it again."
+            ) from error
         raise RuntimeMissing(
             "onnxruntime is not installed: pip install 'ortkv[cpu]', or 'ortkv[gpu]' for CUDA."
         ) from error
@@ -183,6 +189,8 @@ def open_model(path: Path, *, provider: Provider = "cpu", threads: int | None = 
     """
     ort = import_onnxruntime()
     wanted, device = _providers(ort, provider)
+    if threads is not None and (type(threads) is not int or not 1 <= threads <= MAX_THREADS):
+        raise InvalidRequest(f"threads is {threads!r}: expected 1 to {MAX_THREADS}, or None.")
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads or available_cores()
     options.log_severity_level = 4
@@ -230,15 +238,17 @@ def _providers(ort: Any, provider: Provider) -> tuple[list[Any], Device]:
     available: list[str] = ort.get_available_providers()
     if provider == "auto":
         provider = "cuda" if "CUDAExecutionProvider" in available else "cpu"
+    if isinstance(provider, str) and provider in available:
+        provider = [provider]
     if isinstance(provider, list):
         return _check_available(provider, available), _device_of(provider)
-    kind, _, index = provider.partition(":")
+    kind, _, index = str(provider).lower().partition(":")
     if kind == "cpu" and not index:
         return ["CPUExecutionProvider"], CPU
     if kind != "cuda" or not (index or "0").isdecimal():
         raise ProviderUnavailable(
-            f"provider {provider!r} is not one of cpu, cuda, cuda:N, auto; others go in as "
-            f"onnxruntime's own names in a list. This onnxruntime has {', '.join(available)}."
+            f"provider {provider!r} is not one of cpu, cuda, cuda:N, auto, nor one that this "
+            f"onnxruntime has: {', '.join(available)}. Name one of these."
         )
     device = Device(kind="cuda", index=int(index or "0"))
     wanted = _check_available(
@@ -255,8 +265,8 @@ def _check_available(wanted: list[Any], available: list[str]) -> list[Any]:
     if missing or not names:
         line = "pip install 'ortkv[gpu]'" if "CUDAExecutionProvider" in missing else "install it"
         raise ProviderUnavailable(
-            f"{', '.join(missing) or 'an empty list'} is not in this onnxruntime, which has "
-            f"{', '.join(available)}: {line} (in an environment without the CPU-only "
+            f"{', '.join(map(str, missing)) or 'no provider'} is not in this onnxruntime, which "
+            f"has {', '.join(available)}: {line} (in an environment without the CPU-only "
             "onnxruntime), or use provider 'cpu'."
         )
     return wanted

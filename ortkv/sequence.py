@@ -8,9 +8,10 @@ leave a token out of the cache.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -31,20 +32,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """What every sequence of one model shares. ``text`` is None where there is no tokenizer."""
+    """What every sequence of one model shares. ``text``, or the reason why there is none."""
 
     graph: LoadedGraph
-    text: Text | None
+    text: Text | TokenizerMissing
     defaults: GenerationConfig
     context_length: int | None
 
     def require_text(self) -> Text:
         """The tokenizer.   Raises: TokenizerMissing."""
-        if self.text is None:
-            raise TokenizerMissing(
-                "this model's folder has no tokenizer: pass token ids and use generate_ids, or "
-                "copy the original model's tokenizer.json there."
-            )
+        if isinstance(self.text, TokenizerMissing):
+            raise self.text
         return self.text
 
 
@@ -123,9 +121,10 @@ class SequenceState:
 
     def rewind(self, length: int) -> SequenceState:
         """Keep the first ``length`` tokens. Returns: this sequence."""
-        if isinstance(length, bool) or not 0 <= length <= len(self._tokens):
+        if type(length) is not int or not 0 <= length <= len(self._tokens):
             raise InvalidRequest(
-                f"cannot rewind to {length} tokens: the sequence has {len(self._tokens)}."
+                f"cannot rewind to {length!r} tokens: expected an integer from 0 to "
+                f"{len(self._tokens)}, the tokens that the sequence has."
             )
         del self._tokens[length:]
         if length < self.past_len:
@@ -219,13 +218,14 @@ class SequenceState:
             text = self._model.require_text()
             ids = text.encode(prompt, first=not self._tokens)
         else:
-            ids = [_token_id(token) for token in prompt]
+            ids = _token_ids(prompt)
+        if not ids and not self._tokens:
+            raise InvalidRequest("the prompt is empty: expected text, or at least one token id.")
         width = self._model.graph.schema.vocab_size
         wrong = [i for i in ids if i < 0 or (width is not None and i >= width)]
-        if wrong or not (ids or self._tokens):
-            found = f"token ids {wrong[:5]}" if wrong else "an empty prompt"
+        if wrong:
             raise InvalidRequest(
-                f"{found}: expected ids from 0 to {(width or 2**31) - 1}, at least one."
+                f"token ids {wrong[:5]}: expected ids from 0 to {(width or 2**31) - 1}."
             )
         return ids
 
@@ -332,6 +332,14 @@ def _decode_group(rows: list[_Row], config: GenerationConfig) -> Iterator[Emitte
         for row, row_scores in zip(rows, scores, strict=True):
             yield row.advance(row_scores, config)
         rows = [row for row in rows if row.sequence.finish_reason is None]
+
+
+def _token_ids(prompt: object) -> list[int]:
+    if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Iterable):
+        raise InvalidRequest(
+            f"the prompt is of type {type(prompt).__name__}: expected text or a list of token ids."
+        )
+    return [_token_id(value) for value in cast("Iterable[object]", prompt)]
 
 
 def _token_id(value: object) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ortkv.cache import Cache
 from ortkv.decoder import Decoder
-from ortkv.errors import UnsupportedModel
+from ortkv.errors import InvalidRequest, UnsupportedModel
 from ortkv.loading import load_model
 
 if TYPE_CHECKING:
@@ -89,8 +89,10 @@ def verify(
 ) -> VerifyReport:
     """Prove a model's schema on the model itself; arguments as Generator's.
 
-    seed: of the random tokens it is run on.
+    seed: of the random tokens it is run on, 0 or more.
     """
+    if type(seed) is not int or seed < 0:
+        raise InvalidRequest(f"seed is {seed!r}: expected an integer, 0 or more.")
     return verify_graph(load_model(path, provider=provider, threads=threads).graph, seed=seed)
 
 

@@ -127,6 +127,63 @@ def test_wrong_usage_exits_2() -> None:
         assert "Traceback" not in result.stderr
 
 
+def test_no_prompt_at_a_terminal_is_wrong_usage() -> None:
+    import pty
+
+    ours, theirs = pty.openpty()
+    result = subprocess.run(
+        [sys.executable, "-c", START, "generate", str(MODEL)],
+        stdin=theirs,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    os.close(ours)
+    os.close(theirs)
+    assert result.returncode == 2
+    assert "-p TEXT" in result.stderr
+
+
+def test_stdin_that_is_not_utf8() -> None:
+    """# hostile 44."""
+    result = subprocess.run(
+        [sys.executable, "-c", START, "generate", str(MODEL)],
+        input=b"caf\xe9",
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert result.stderr.startswith(b"error: stdin is not UTF-8 (byte 0xe9 at 3)")
+
+
+def test_ctrl_c_in_the_middle_exits_130_without_a_word() -> None:
+    import signal
+
+    with subprocess.Popen(
+        [sys.executable, "-c", START, "generate", str(MODEL), "-p", "ROMEO:", "-n", "400"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(8)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+        assert b"Traceback" not in process.stderr.read()
+
+
+def test_a_broken_tokenizer_is_named_with_its_reason(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(MODEL, tmp_path / "model"))
+    (folder / "tokenizer.json").write_text('{"a":')
+    fails(ortkv("generate", folder, "-p", "x"), "tokenizer.json cannot be read")
+
+
+def test_threads_out_of_range() -> None:
+    fails(ortkv("generate", MODEL, "-p", "x", "--threads", 100000), "threads", "256")
+
+
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     result = ortkv("inspect", tmp_path, "--debug")
     assert result.returncode == 1
@@ -196,8 +253,21 @@ def test_chat_keeps_a_conversation(tmp_path: Path) -> None:
     assert again.stdout.endswith(first.stdout)
 
 
-def test_chat_without_a_template() -> None:
-    fails(ortkv("chat", FIXTURES / "llama-optimum", stdin="hello\n"), "tokenizer")
+def test_chat_without_a_template_says_so_at_once() -> None:
+    fails(ortkv("chat", MODEL), "no chat template")
+    fails(ortkv("chat", FIXTURES / "llama-optimum"), "tokenizer")
+
+
+def test_chat_outlives_a_line_that_does_not_fit(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(MODEL, tmp_path / "model"))
+    template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
+    talk = f"{'word ' * 2000}\n/nope\nGood morrow.\n"
+    result = ortkv("chat", folder, "-n", 8, stdin=talk)
+    assert result.returncode == 0
+    assert "context of 512" in result.stderr
+    assert "/nope is no command" in result.stderr
+    assert result.stdout.strip()
 
 
 def test_help_imports_neither_onnxruntime_nor_numpy() -> None:
