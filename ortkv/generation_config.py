@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, cast
 
 from ortkv.errors import ConfigError, InvalidRequest
@@ -172,8 +172,9 @@ def _check_integer(name: str, value: object, low: int, high: int) -> None:
 
 def _check_real(name: str, value: object, low: float, high: float, *, open_below: bool) -> None:
     number = math.nan
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        number = float(value) if abs(value) < _HUGE else math.inf
+    if isinstance(value, Real) and not isinstance(value, bool):
+        real = cast("float", value)
+        number = float(real) if abs(real) < _HUGE else math.inf
     if not low <= number <= high or (open_below and number == low):
         bound = f"above {low:g}, up to {high:g}" if open_below else f"from {low:g} to {high:g}"
         raise InvalidRequest(f"{name} is {_shown(value)}: expected a number {bound}.")

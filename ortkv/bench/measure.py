@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ortkv.bench.machine import environment, peak_rss_bytes
+from ortkv.bench.machine import environment, peak_rss_bytes, physical_memory_bytes
 from ortkv.errors import InvalidRequest
 from ortkv.generation_config import GenerationConfig
 from ortkv.loading import load_model
@@ -120,6 +120,13 @@ def _check(workload: Workload, model: LoadedModel) -> None:
         raise InvalidRequest(
             f"prompt_len {workload.prompt_len}, new_tokens {workload.new_tokens}, batch "
             f"{workload.batch}: expected at least 1, 2 and 1."
+        )
+    num_bytes = 2 * workload.batch * needed * model.graph.schema.bytes_per_token
+    memory = physical_memory_bytes()
+    if memory is not None and num_bytes > memory:
+        raise InvalidRequest(
+            f"a batch of {workload.batch} needs {num_bytes / 2**30:.1f} GiB of cache: expected at "
+            f"most this machine's {memory / 2**30:.1f} GiB. Take a smaller batch."
         )
     if workload.repeats < 1 or (limit is not None and needed > limit):
         raise InvalidRequest(

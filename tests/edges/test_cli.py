@@ -235,6 +235,7 @@ def test_bench_gives_numbers() -> None:
 def test_bench_refuses_what_does_not_fit() -> None:
     fails(ortkv("bench", MODEL, "--prompt-len", 500, "--new-tokens", 64), "context of 512")
     fails(ortkv("bench", MODEL, "--repeats", 0), "at least 1 repeat")
+    fails(ortkv("bench", MODEL, "--batch", 10_000_000), "smaller batch")
 
 
 def test_chat_keeps_a_conversation(tmp_path: Path) -> None:

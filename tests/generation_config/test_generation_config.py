@@ -161,3 +161,9 @@ def test_no_default_of_transformers_warns() -> None:
 def test_a_file_out_of_range_is_a_config_error(stated: dict) -> None:  # hostile 31
     with pytest.raises(ConfigError, match=rf"generation_config\.json: {next(iter(stated))}"):
         from_file(stated)
+
+
+def test_a_numpy_number_is_a_number() -> None:
+    import numpy as np
+
+    assert GenerationConfig().updated(temperature=np.float32(0.5)).temperature == 0.5
