@@ -172,9 +172,11 @@ def _check_integer(name: str, value: object, low: int, high: int) -> None:
 
 def _check_real(name: str, value: object, low: float, high: float, *, open_below: bool) -> None:
     number = math.nan
-    if isinstance(value, Real) and not isinstance(value, bool):
-        real = cast("float", value)
-        number = float(real) if abs(real) < _HUGE else math.inf
+    if not isinstance(value, bool) and isinstance(value, Real):
+        try:
+            number = float(cast("float", value))
+        except OverflowError:  # an integer of hundreds of digits
+            number = math.inf
     if not low <= number <= high or (open_below and number == low):
         bound = f"above {low:g}, up to {high:g}" if open_below else f"from {low:g} to {high:g}"
         raise InvalidRequest(f"{name} is {_shown(value)}: expected a number {bound}.")
