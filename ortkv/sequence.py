@@ -11,13 +11,13 @@ import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeGuard, cast
 
 import numpy as np
 
 from ortkv.cache import Cache
 from ortkv.decoder import Decoder
-from ortkv.errors import ContextLengthExceeded, InvalidRequest, TokenizerMissing
+from ortkv.errors import ContextLengthExceeded, InvalidRequest, OrtkvError, TokenizerMissing
 from ortkv.sampling import choose
 
 if TYPE_CHECKING:
@@ -99,7 +99,14 @@ class SequenceState:
             start = min(self.past_len, len(self._tokens) - 1)
             if start < self.past_len:
                 self._decoder.cache.truncate(start)
-            self._scores = self._decoder.prefill(self._tokens[start:])
+            try:
+                self._scores = self._decoder.prefill(self._tokens[start:])
+            except OrtkvError:
+                raise
+            except BaseException:
+                # An interrupt may fall between two buffers of one run: none can be trusted.
+                self.release()
+                raise
         return self._scores
 
     def extend(self, prompt: str | Sequence[int]) -> SequenceState:
@@ -121,7 +128,7 @@ class SequenceState:
 
     def rewind(self, length: int) -> SequenceState:
         """Keep the first ``length`` tokens. Returns: this sequence."""
-        if type(length) is not int or not 0 <= length <= len(self._tokens):
+        if not _is_integer(length) or not 0 <= length <= len(self._tokens):
             raise InvalidRequest(
                 f"cannot rewind to {length!r} tokens: expected an integer from 0 to "
                 f"{len(self._tokens)}, the tokens that the sequence has."
@@ -343,6 +350,11 @@ def _token_ids(prompt: object) -> list[int]:
 
 
 def _token_id(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral):
+    if not _is_integer(value):
         raise InvalidRequest(f"a token id is {value!r}: expected integers.")
     return int(value)
+
+
+def _is_integer(value: object) -> TypeGuard[int]:
+    """An int or one of numpy's, but no bool, which Python counts among them."""
+    return isinstance(value, Integral) and not isinstance(value, bool)

@@ -198,6 +198,31 @@ def test_a_run_that_fails_leaves_the_sequence_as_it_was() -> None:
     )
 
 
+def test_an_interrupt_in_the_middle_of_a_run_leaves_a_sequence_that_goes_on(
+    generator: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C after one entry took the run in and before the next did."""
+    sequence = generator.start([1, 2, 3])
+    slot = type(sequence.cache.slots[1])
+    commit, calls = slot.commit, []
+
+    def interrupted(self: object) -> None:
+        calls.append(self)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        commit(self)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(slot, "commit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sequence.extend([4, 5])
+    monkeypatch.undo()
+    assert sequence.tokens == [1, 2, 3]
+    sequence.extend([6])
+    np.testing.assert_allclose(
+        sequence.logits, generator.start([1, 2, 3, 6]).logits, rtol=0, atol=TOLERANCE
+    )
+
+
 def test_no_new_tokens_is_an_empty_result(generator: Generator) -> None:
     """# hostile 40."""
     assert generator.generate_ids([[1, 2], [3]], max_new_tokens=0) == [[], []]
