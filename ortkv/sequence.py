@@ -357,4 +357,4 @@ def _token_id(value: object) -> int:
 
 def _is_integer(value: object) -> TypeGuard[int]:
     """An int or one of numpy's, but no bool, which Python counts among them."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    return not isinstance(value, bool) and isinstance(value, Integral)
