@@ -18,8 +18,21 @@ if TYPE_CHECKING:
     from ortkv.schema.names import Named
     from ortkv.schema.spec import Evidence, HelperInput, Role
     from ortkv.schema.topology import Flow
+    from ortkv.schema.wiring import Wiring
     from ortkv.signature import Dim, Signature
 
+_QUANTIZED = frozenset(
+    {
+        "DynamicQuantizeLinear",
+        "DynamicQuantizeMatMul",
+        "MatMulInteger",
+        "MatMulIntegerToFloat",
+        "MatMulNBits",
+        "QLinearMatMul",
+        "QMoE",
+    }
+)
+"""Products in which an activation's rounding can depend on what else runs beside it."""
 _FLOATS = frozenset({"float32", "float16", "bfloat16"})
 
 
@@ -41,7 +54,8 @@ def derive(signature: Signature, model: onnx.ModelProto) -> CacheSchema:
     of evidence leave different answers.
     """
     tokens = _tokens(signature)
-    candidates, helpers = _sort_inputs(signature, model)
+    wiring = wire(model)
+    candidates, helpers = _sort_inputs(signature, wiring)
     batch, query_len = tokens.dims or (None, None)
     drafts = [_entry(c, signature, candidates, batch) for c in candidates]
     entries = _numbered(candidates, drafts)
@@ -55,6 +69,7 @@ def derive(signature: Signature, model: onnx.ModelProto) -> CacheSchema:
         fixed_query_len=query_len if isinstance(query_len, int) else None,
         one_token_steps=query_len == 1
         or any(s.name in presents and shapes.grows_by_one(s) for s in signature.outputs),
+        quantized=wiring.has(_QUANTIZED),
         helpers=tuple(helpers),
         logits=logits.name,
         logits_dtype=logits.dtype,
@@ -122,11 +137,11 @@ def _tokens(signature: Signature) -> TensorSpec:
 
 
 def _sort_inputs(
-    signature: Signature, model: onnx.ModelProto
+    signature: Signature, wiring: Wiring
 ) -> tuple[list[_Candidate], list[HelperInput]]:
     """Every input but the tokens is either cache or computed; anything else is an error."""
     ranks = {s.name: s.rank for s in signature.inputs if s.rank is not None and not is_tokens(s)}
-    flows = topology.flows(wire(model), ranks, [s.name for s in signature.outputs])
+    flows = topology.flows(wiring, ranks, [s.name for s in signature.outputs])
     candidates: list[_Candidate] = []
     helpers: list[HelperInput] = []
     unknown: list[TensorSpec] = []

@@ -99,6 +99,7 @@ class CacheSchema:
     ``tokens_dtype`` is that of the token ids; ``fixed_batch`` the rows a run must have, None
     where any number will do; ``fixed_query_len`` likewise the new tokens a row;
     ``one_token_steps``: over a past a run takes one new token a row and no more;
+    ``quantized``: some products round their inputs, by a scale that may span several rows;
     ``logits_dims`` the graph's own, last axis vocab.
     """
 
@@ -107,6 +108,7 @@ class CacheSchema:
     fixed_batch: int | None
     fixed_query_len: int | None
     one_token_steps: bool
+    quantized: bool
     helpers: tuple[HelperInput, ...]
     logits: str
     logits_dtype: str

@@ -59,6 +59,10 @@ class Wiring:
         """The ops that take a wire."""
         return self.takers.get(wire, [])
 
+    def has(self, kinds: frozenset[str]) -> bool:
+        """Whether any op is of one of these kinds."""
+        return any(op.kind in kinds for op in self.makers.values())
+
     def width(self, wire: str) -> int | None:
         """The size of a wire's last axis: stated, or that of the weights that make it."""
         if wire in self.widths:

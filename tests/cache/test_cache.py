@@ -46,6 +46,7 @@ def schema_of(*entries: CacheEntry) -> CacheSchema:
         fixed_batch=None,
         fixed_query_len=None,
         one_token_steps=False,
+        quantized=False,
         helpers=(),
         logits="logits",
         logits_dtype="float32",

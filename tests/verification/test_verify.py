@@ -10,6 +10,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import onnx
 import ortkv
 import pytest
 from ortkv.errors import ExecutionFailed
@@ -72,6 +73,27 @@ def test_a_helper_left_to_the_wrong_rule_is_rejected(name: str) -> None:
     )
     wrong = replace(graph, schema=replace(graph.schema, helpers=frozen))
     assert rejects(wrong)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_int4_weights_are_verified_within_their_own_tolerance(tmp_path: Path) -> None:
+    """Their kernel rounds one row and several differently; a crossed pair is still found."""
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+    model = onnx.load(FIXTURES / "llama-optimum" / "model.onnx")
+    quantizer = MatMulNBitsQuantizer(model, block_size=16, is_symmetric=True)
+    quantizer.process()
+    onnx.save(quantizer.model.model, tmp_path / "model.onnx")  # pyright: ignore[reportAttributeAccessIssue]
+    graph = load_model(tmp_path).graph
+    assert graph.schema.quantized
+    report = verify_graph(graph)
+    assert report.ok
+    assert (
+        report.tolerance
+        > 100 * verify_graph(load_model(FIXTURES / "llama-optimum").graph).tolerance
+    )
+    for i, j in combinations(range(len(graph.schema.entries)), 2):
+        assert rejects(_with_pasts_swapped(graph, i, j))
 
 
 def test_the_command_prints_numbers_and_exits_by_the_verdict() -> None:
