@@ -70,6 +70,12 @@ def derive(signature: Signature, model: onnx.ModelProto) -> CacheSchema:
         one_token_steps=query_len == 1
         or any(s.name in presents and shapes.grows_by_one(s) for s in signature.outputs),
         quantized=wiring.has(_QUANTIZED),
+        equal_rows_only=any(
+            c.flow is not None
+            and c.flow.update == "concat"
+            and "GroupQueryAttention" in c.flow.path
+            for c in candidates
+        ),
         helpers=tuple(helpers),
         logits=logits.name,
         logits_dtype=logits.dtype,

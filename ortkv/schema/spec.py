@@ -100,7 +100,8 @@ class CacheSchema:
     where any number will do; ``fixed_query_len`` likewise the new tokens a row;
     ``one_token_steps``: over a past a run takes one new token a row and no more;
     ``quantized``: some products round their inputs, by a scale that may span several rows;
-    ``logits_dims`` the graph's own, last axis vocab.
+    ``equal_rows_only``: an attention op takes every row's length from the past's own shape, and
+    no padding between past and new; ``logits_dims`` the graph's own, last axis vocab.
     """
 
     tokens: str
@@ -109,6 +110,7 @@ class CacheSchema:
     fixed_query_len: int | None
     one_token_steps: bool
     quantized: bool
+    equal_rows_only: bool
     helpers: tuple[HelperInput, ...]
     logits: str
     logits_dtype: str
@@ -148,6 +150,8 @@ class CacheSchema:
         itself, positions must be an input too: derived from the past's length, they would
         count the padding.
         """
+        if self.equal_rows_only:
+            return False
         kinds = {helper.kind for helper in self.helpers}
         if self.row_alignment == "start":
             return bool(kinds & {"mask_2d", "last_positions"})

@@ -47,6 +47,7 @@ def schema_of(*entries: CacheEntry) -> CacheSchema:
         fixed_query_len=None,
         one_token_steps=False,
         quantized=False,
+        equal_rows_only=False,
         helpers=(),
         logits="logits",
         logits_dtype="float32",

@@ -339,3 +339,14 @@ def test_two_inputs_of_tokens_are_refused(extra: str) -> None:
     model.graph.input.append(helper.make_tensor_value_info(extra, TensorProto.INT64, ["b", "s"]))
     with pytest.raises(UnsupportedModel, match=r"exactly one input of token ids.*found 2"):
         schema_of(model)
+
+
+@pytest.mark.parametrize(("attention", "ragged"), [("plain", True), ("gqa_shape", False)])
+def test_rows_that_gqa_counts_by_the_pasts_shape_must_be_equal(
+    attention: str, ragged: bool
+) -> None:
+    """GroupQueryAttention never looks at the mask: padding before a row would be attended."""
+    model = decoder(Design(attention=attention, head_dim=16))
+    positions = helper.make_tensor_value_info("position_ids", 7, ["batch", "query_len"])
+    model.graph.input.append(positions)
+    assert derive(signature_of(model), model).takes_ragged_rows == ragged
