@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ortkv.errors import UnsupportedModel
 from ortkv.feeds import Run, feed
 from ortkv.runtime import run
 from ortkv.signature import ONNX_TYPES, numpy_dtype
@@ -49,8 +50,9 @@ class Binding:
             self._feed(helper.name, feed(helper, ahead))
         self._bind_cache(query_len)
         run(self._session, self._io)
+        logits = self._last_logits(len(tokens))
         self._cache.commit(query_len)
-        return self._last_logits()
+        return logits
 
     def _feed(self, name: str, array: NDArray[Any]) -> None:
         self._fed[name] = array
@@ -93,7 +95,12 @@ class Binding:
                 self._logits.ctypes.data,
             )  # fmt: skip
 
-    def _last_logits(self) -> NDArray[np.float32]:
+    def _last_logits(self, batch: int) -> NDArray[np.float32]:
         logits = self._logits if self._logits.size else self._io.get_outputs()[0].numpy()
+        if len(logits) != batch:
+            raise UnsupportedModel(
+                f"{self._schema.logits} came out as {logits.shape} for {batch} rows: expected "
+                "[batch, query_len, vocab_size] or [batch, vocab_size]. Export the model with one."
+            )
         last = logits[:, -1] if logits.ndim == 3 else logits
         return last if last.dtype == np.float32 else last.astype(np.float32)

@@ -135,8 +135,8 @@ class SequenceState:
             )
         del self._tokens[length:]
         if length < self.past_len:
-            self._decoder.cache.truncate(length)
             self._scores = None
+            self._decoder.cache.truncate(length)
         return self
 
     def become(self, tokens: Sequence[int]) -> SequenceState:

@@ -54,9 +54,10 @@ class Cache:
 
     def commit(self, query_len: int) -> None:
         """Take in the run that was prepared. Changes: every row is ``query_len`` longer."""
+        lengths = self._let_go()
         for slot in self.slots:
             slot.commit()
-        self.lengths = [length + query_len for length in self.lengths]
+        self.lengths = [length + query_len for length in lengths]
 
     def truncate(self, length: int) -> None:
         """Keep the first ``length`` tokens of a cache of one row.
@@ -68,16 +69,19 @@ class Cache:
                 f"the cache holds {self.lengths} tokens: cannot keep the first {length} of one "
                 "row. Ask for no more than it holds."
             )
+        past_len = self.past_len
+        self._let_go()
         for slot in self.slots:
-            slot.truncate(self.past_len, length)
+            slot.truncate(past_len, length)
         self.lengths = [length]
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drop all rows but these, given in their new order."""
-        lengths = [self.lengths[row] for row in rows]
-        window = self._window(self.past_len, max(lengths))
+        lengths, past_len = [self.lengths[row] for row in rows], self.past_len
+        window = self._window(past_len, max(lengths))
+        self._let_go()
         for entry, slot in zip(self.schema.entries, self.slots, strict=True):
-            kept = np.take(slot.array(self.past_len), rows, axis=entry.axis("B"))
+            kept = np.take(slot.array(past_len), rows, axis=entry.axis("B"))
             slot.load(kept[_along(entry, window)])
         self.lengths = lengths
 
@@ -118,6 +122,14 @@ class Cache:
         array = slot.array(self.past_len)[_along(entry, window)]
         order = [entry.axis(letter) for letter in "BL2HSD" if letter in entry.letters]
         return array.transpose(order)[row].copy()
+
+    def _let_go(self) -> list[int]:
+        """Hold no tokens while the slots change one by one: stopped midway, the cache is empty.
+
+        Returns: the lengths before.
+        """
+        lengths, self.lengths = self.lengths, [0] * self.batch
+        return lengths
 
     def _window(self, length: int, tokens: int) -> slice:
         """Where ``tokens`` of a sequence axis of ``length`` are, by the schema's alignment."""

@@ -293,7 +293,9 @@ def _shares_buffer(wiring: Wiring, op: Op, fused: _FusedOp, pasts: set[str]) -> 
     if fused.share_flag:
         return op.int_attribute(fused.share_flag, 0) == 1
     lengths = [op.input(i) for i in fused.lengths if op.input(i)]
-    return bool(lengths) and not _depends_on(wiring, lengths, pasts)
+    # A graph that measures the past itself (for positions, say) would see the capacity.
+    measured = any(taker.kind == "Shape" for past in pasts for taker in wiring.consumers(past))
+    return bool(lengths) and not measured and not _depends_on(wiring, lengths, pasts)
 
 
 def _depends_on(wiring: Wiring, wires: list[str], sources: set[str]) -> bool:

@@ -223,6 +223,24 @@ def test_an_interrupt_in_the_middle_of_a_run_leaves_a_sequence_that_goes_on(
     )
 
 
+def test_an_interrupt_within_a_rewind_leaves_no_stale_scores(
+    generator: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sequence = generator.start([1, 2, 3, 4, 5])
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(sequence.cache.slots[1]), "truncate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sequence.rewind(2)
+    monkeypatch.undo()
+    sequence.extend([9])
+    np.testing.assert_allclose(
+        sequence.logits, generator.start([1, 2, 9]).logits, rtol=0, atol=TOLERANCE
+    )
+
+
 def test_no_new_tokens_is_an_empty_result(generator: Generator) -> None:
     """# hostile 40."""
     assert generator.generate_ids([[1, 2], [3]], max_new_tokens=0) == [[], []]
