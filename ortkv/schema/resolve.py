@@ -70,18 +70,28 @@ def derive(signature: Signature, model: onnx.ModelProto) -> CacheSchema:
         one_token_steps=query_len == 1
         or any(s.name in presents and shapes.grows_by_one(s) for s in signature.outputs),
         quantized=wiring.has(_QUANTIZED),
-        equal_rows_only=any(
-            c.flow is not None
-            and c.flow.update == "concat"
-            and "GroupQueryAttention" in c.flow.path
-            for c in candidates
-        ),
+        row_alignment="start" if any(e.update == "in_place" for e in entries) else "end",
+        takes_ragged_rows=_takes_ragged_rows(candidates, entries, helpers),
         helpers=tuple(helpers),
         logits=logits.name,
         logits_dtype=logits.dtype,
         logits_dims=logits.dims or (),
         entries=tuple(entries),
     )
+
+
+def _takes_ragged_rows(
+    candidates: list[_Candidate], entries: list[CacheEntry], helpers: list[HelperInput]
+) -> bool:
+    kinds = {helper.kind for helper in helpers}
+    if any(
+        c.flow is not None and c.flow.update == "concat" and "GroupQueryAttention" in c.flow.path
+        for c in candidates
+    ):
+        return False
+    if any(e.update == "in_place" for e in entries):
+        return bool(kinds & {"mask_2d", "last_positions"})
+    return {"mask_2d", "positions"} <= kinds
 
 
 def derive_prefill(signature: Signature, steps: CacheSchema) -> CacheSchema:

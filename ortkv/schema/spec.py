@@ -11,9 +11,11 @@ from ortkv.signature import Dim, numpy_dtype
 
 Role = Literal["key", "value", "key_value", "cross_key", "cross_value", "conv", "recurrent"]
 Update = Literal["concat", "in_place", "delta", "scatter", "window", "replace", "constant"]
-Evidence = Literal["topology", "name", "shape"]
+Evidence = Literal["topology", "name", "shape", "stated"]
+"""What an entry rests on; 'stated' is what the user said in ortkv.json or --kv-map."""
 HelperKind = Literal[
     "mask_2d",
+    "mask_4d",
     "positions",
     "cache_position",
     "past_length",
@@ -21,8 +23,17 @@ HelperKind = Literal[
     "last_positions",
     "use_cache_branch",
     "num_logits_to_keep",
+    "encoder_states",
+    "encoder_mask",
+    "beam_indices",
+    "token_types",
+    "zeros",
 ]
-"""How a helper input is computed; ``ortkv.feeds`` has one function for each."""
+"""How a helper input is computed; ``ortkv.feeds`` has one function for each. 'zeros' is the safe
+default of an input that ortkv has no other rule for."""
+MaskValues = Literal["keep", "drop", "additive"]
+"""What a mask holds: 1 where a token is seen, 1 where it is not, or what to add to the scores."""
+RowAlignment = Literal["start", "end"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,14 +41,18 @@ class CacheEntry:
     """One past/present pair. ``layout`` names the past's axes in the graph's order.
 
     Letters: B batch, H kv heads, S sequence, D head_dim, L stacked layers, 2 stacked key and
-    value; letters in parentheses share one axis. ``num_layers``: how many L stands for.
-    ``past`` is None in a graph for first runs, which starts a cache and reads none.
+    value, X an axis of a state whose meaning is the model's own; letters in parentheses share
+    one axis. ``num_layers``: how many L stands for. ``state_dims``: the sizes of the X.
+    ``capacity``: the sequence axis' size where the graph fixes it. ``window``: the most tokens
+    that are kept, the oldest dropped first; None for all.
+    ``past`` is None in a graph for first runs, which starts a cache and reads none; ``present``
+    is None where the graph gives none out, as for cross-attention it only reads.
     """
 
     layer: int
     role: Role
     past: str | None
-    present: str
+    present: str | None
     layout: str
     update: Update
     dtype: str
@@ -45,6 +60,14 @@ class CacheEntry:
     head_dim: int
     evidence: tuple[Evidence, ...]
     num_layers: int = 1
+    capacity: int | None = None
+    window: int | None = None
+    state_dims: tuple[int, ...] = ()
+
+    @property
+    def grows(self) -> bool:
+        """Whether it holds something for every token, as opposed to a state or a source."""
+        return self.update not in ("replace", "constant")
 
     @property
     def letters(self) -> str:
@@ -53,26 +76,13 @@ class CacheEntry:
 
     def shape(self, *, batch: int, length: int) -> tuple[int, ...]:
         """The graph's tensor for ``batch`` rows of ``length`` tokens."""
-        sizes = self._sizes(batch, length)
+        sizes = iter(self.full_shape(batch=batch, length=length))
         groups = re.findall(r"\((.*?)\)|(.)", self.layout)
-        return tuple(prod(sizes[letter] for letter in merged or one) for merged, one in groups)
+        return tuple(prod(next(sizes) for _ in merged or one) for merged, one in groups)
 
     def full_shape(self, *, batch: int, length: int) -> tuple[int, ...]:
         """The same bytes with every letter an axis of its own."""
-        sizes = self._sizes(batch, length)
-        return tuple(sizes[letter] for letter in self.letters)
-
-    def axis(self, letter: str) -> int:
-        """Where a letter is in ``full_shape``."""
-        return self.letters.index(letter)
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Bytes one cached token of one row takes in this entry."""
-        return prod(self.full_shape(batch=1, length=1)) * numpy_dtype(self.dtype).itemsize
-
-    def _sizes(self, batch: int, length: int) -> dict[str, int]:
-        return {
+        sizes = {
             "B": batch,
             "H": self.num_kv_heads,
             "S": length,
@@ -80,28 +90,50 @@ class CacheEntry:
             "L": self.num_layers,
             "2": 2,
         }
+        state = iter(self.state_dims)
+        return tuple(next(state) if letter == "X" else sizes[letter] for letter in self.letters)
+
+    def axis(self, letter: str) -> int:
+        """Where a letter is in ``full_shape``."""
+        return self.letters.index(letter)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes one token of one row takes in this entry; a state's or a source's takes none."""
+        return self.num_bytes(batch=1, length=1) if self.grows else 0
+
+    def num_bytes(self, *, batch: int, length: int) -> int:
+        """Bytes of the tensor for ``batch`` rows of ``length`` tokens."""
+        shape = self.full_shape(batch=batch, length=length)
+        return prod(shape) * numpy_dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True, kw_only=True)
 class HelperInput:
-    """An input that is neither tokens nor cache, and the rule that computes it."""
+    """An input that is neither tokens nor cache, and the rule that computes it.
+
+    ``values`` is for masks alone.
+    """
 
     name: str
     kind: HelperKind
     dtype: str
     dims: tuple[Dim, ...]
+    values: MaskValues = "keep"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheSchema:
     """Everything needed to feed a decoder graph: its entries and how each input is computed.
 
-    ``tokens_dtype`` is that of the token ids; ``fixed_batch`` the rows a run must have, None
-    where any number will do; ``fixed_query_len`` likewise the new tokens a row;
-    ``one_token_steps``: over a past a run takes one new token a row and no more;
-    ``quantized``: some products round their inputs, by a scale that may span several rows;
-    ``equal_rows_only``: an attention op takes every row's length from the past's own shape, and
-    no padding between past and new; ``logits_dims`` the graph's own, last axis vocab.
+    ``tokens_dtype`` is that of the token ids, or of their embeddings where ``embeds`` (the graph
+    takes these, [batch, query_len, hidden], and a graph beside it makes them of ids).
+    ``fixed_batch``: the rows a run must have, None where any number will do; ``fixed_query_len``
+    likewise the new tokens a row. ``one_token_steps``: over a past a run takes one new token a
+    row and no more. ``quantized``: some products round their inputs, by a scale that may span
+    several rows. ``row_alignment``: at which end of the sequence axis a row's tokens are that
+    has fewer than another. ``takes_ragged_rows``: rows of unequal length can share a run and
+    each stay exact. ``logits_dims``: the graph's own, last axis vocab.
     """
 
     tokens: str
@@ -110,12 +142,14 @@ class CacheSchema:
     fixed_query_len: int | None
     one_token_steps: bool
     quantized: bool
-    equal_rows_only: bool
+    row_alignment: RowAlignment
+    takes_ragged_rows: bool
     helpers: tuple[HelperInput, ...]
     logits: str
     logits_dtype: str
     logits_dims: tuple[Dim, ...]
     entries: tuple[CacheEntry, ...]
+    embeds: bool = False
 
     @property
     def num_layers(self) -> int:
@@ -135,27 +169,10 @@ class CacheSchema:
         return width if isinstance(width, int) else None
 
     @property
-    def row_alignment(self) -> Literal["start", "end"]:
-        """Where rows of unequal length sit in a batch's sequence axis.
-
-        In-place ops count each row from the start; a concatenation appends at one common end.
-        """
-        return "start" if any(e.update == "in_place" for e in self.entries) else "end"
-
-    @property
-    def takes_ragged_rows(self) -> bool:
-        """True where rows of unequal length can share a run and each stay exact.
-
-        A mask says which cached tokens are a row's own. Where the graph joins past and new
-        itself, positions must be an input too: derived from the past's length, they would
-        count the padding.
-        """
-        if self.equal_rows_only:
-            return False
-        kinds = {helper.kind for helper in self.helpers}
-        if self.row_alignment == "start":
-            return bool(kinds & {"mask_2d", "last_positions"})
-        return {"mask_2d", "positions"} <= kinds
+    def capacity(self) -> int | None:
+        """The most tokens a row's cache can hold, where the graph fixes a buffer's size."""
+        fixed = [e.capacity for e in self.entries if e.grows and e.window is None]
+        return min((size for size in fixed if size is not None), default=None)
 
     def to_dict(self) -> dict[str, Any]:
         """The document ``ortkv inspect --json`` prints (docs/inspect.schema.json)."""
