@@ -71,7 +71,7 @@ def _schema_of(folder: ModelFolder) -> CacheSchema:
 def _prefill_schema_of(path: Path, steps: CacheSchema) -> CacheSchema:
     model = read_model(path)
     check_external_data(model, path)
-    return derive_prefill(signature_of(model), steps)
+    return derive_prefill(signature_of(model), model, steps)
 
 
 def _text_of(folder: ModelFolder, schema: CacheSchema) -> Text | TokenizerMissing:

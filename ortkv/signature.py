@@ -107,10 +107,11 @@ def _not_onnx(path: Path) -> str:
 
 def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
     tensor = value.type.tensor_type
-    dims = _dims(tensor.shape.dim) if tensor.HasField("shape") else None
+    dims = dims_of(tensor.shape.dim) if tensor.HasField("shape") else None
     dtype = _NAMES.get(tensor.elem_type, f"onnx_type_{tensor.elem_type}")
     return TensorSpec(name=value.name, dtype=dtype, dims=dims)
 
 
-def _dims(dims: Iterable[onnx.TensorShapeProto.Dimension]) -> tuple[Dim, ...]:
+def dims_of(dims: Iterable[onnx.TensorShapeProto.Dimension]) -> tuple[Dim, ...]:
+    """A shape as data."""
     return tuple(d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in dims)

@@ -10,14 +10,25 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from ortkv.schema.fused_ops import KEY, KEY_VALUE, VALUE, fused
+from ortkv.schema.moves import (
+    REARRANGING,
+    Part,
+    is_move,
+    moved,
+    whole_axes,
+    without,
+)
+from ortkv.schema.products import PRODUCTS, use_in_product
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ortkv.schema.fused_ops import FusedOp
+    from ortkv.schema.moves import Axes, Axis
+    from ortkv.schema.sizes import GraphSizes
     from ortkv.schema.spec import Role, Update
     from ortkv.schema.wiring import Op, Wiring
-
-Axes = tuple[int | None, ...] | None
-"""For each axis of a value, the past's axis it is, or None; None as a whole once unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,16 +47,34 @@ class Stack:
 
 @dataclass(frozen=True, kw_only=True)
 class Flow:
-    """One past input that reaches a present output. Axes are those of the past input."""
+    """How one past input goes through the graph. Axes are those of the past input.
+
+    present: the output it becomes, None where there is none.
+    update: None where it is only read.
+    sequence, depth: the axes that the graph shows to be S and D.   splits: axes taken apart.
+    window: the most tokens that a present keeps, where it drops older ones and says how many.
+    query_len: the one number of new tokens a run may have, where what is dropped fixes it.
+    fault: what keeps the present from being the past with the new tokens after it; '' if nothing.
+    row_lengths: wires with each row's own length, for ops that take one; '' for one that does not.
+    convolved: whether it enters a convolution.   path: the ops it goes through to its present.
+    """
 
     past: str
-    present: str
-    update: Update
-    sequence_axis: int | None
+    present: str | None
+    update: Update | None
+    sequence: Part | None
+    depth: Part | None
+    splits: tuple[tuple[Part, ...], ...]
     stacks: tuple[Stack, ...]
     role: Role | None
     head_dim: int | None
     order: int
+    window: int | None
+    query_len: int | None
+    fault: str
+    row_lengths: frozenset[str]
+    convolved: bool
+    transposed: bool
     path: tuple[str, ...]
 
 
@@ -54,8 +83,11 @@ class _Join:
     """Where past meets new."""
 
     update: Update
-    sequence_axis: int | None
+    axis: Axis | None
+    op: Op
     head_dim: int | None = None
+    row_lengths: str = ""
+    fault: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +95,14 @@ class _Step:
     """A walk's front: the wire reached and what is known of it."""
 
     wire: str
-    axes: Axes
+    axes: Axes | None
     path: tuple[str, ...]
     join: _Join | None = None
-    picks: tuple[tuple[int, int], ...] = ()
+    picks: tuple[tuple[Part, int], ...] = ()
     """(past's axis, part taken) for every time one part of the past was taken."""
+    window: int | None = None
+    query_len: int | None = None
+    fault: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,16 +112,20 @@ class _Findings:
     arrivals: dict[str, _Step] = field(default_factory=dict[str, _Step])
     roles: set[Role] = field(default_factory=set["Role"])
     orders: list[int] = field(default_factory=list[int])
-    parts: dict[int, dict[int, set[Role]]] = field(
-        default_factory=dict[int, "dict[int, set[Role]]"]
+    sequences: list[Axis] = field(default_factory=list["Axis"])
+    depths: list[Axis] = field(default_factory=list["Axis"])
+    parts: dict[Part, dict[int, set[Role]]] = field(
+        default_factory=dict[Part, "dict[int, set[Role]]"]
     )
     """past's axis -> part taken -> what that part is used as."""
-    dropped: set[int] = field(default_factory=set[int])
+    dropped: set[Part] = field(default_factory=set[Part])
     """Axes of the past that are gone once a part is taken."""
-    partners: list[tuple[_Join, str, _Step]] = field(
-        default_factory=list["tuple[_Join, str, _Step]"]
-    )
-    """What the past was concatenated with."""
+    partners: list[tuple[str, _Step]] = field(default_factory=list["tuple[str, _Step]"])
+    """What the past was joined with, and the step after the join."""
+    joins: list[_Join] = field(default_factory=list["_Join"])
+    row_lengths: set[str] = field(default_factory=set[str])
+    convolutions: list[int] = field(default_factory=list[int])
+    transposes: list[Op] = field(default_factory=list["Op"])
 
     def used_as(self, role: Role, step: _Step, order: int) -> None:
         self.roles.add(role)
@@ -96,102 +135,129 @@ class _Findings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _FusedOp:
-    """How an attention op of its own names its cache: past input -> (present output, role)."""
+class _Graph:
+    """What every walk of one graph shares."""
 
-    pairs: dict[int, tuple[int, Role]]
-    lengths: tuple[int, ...] = ()
-    """Inputs that state the true length: with them, the buffers may be longer (in place)."""
-    share_flag: str = ""
-    """Attribute that says past and present are one buffer."""
-
-
-_KEY: Role = "key"
-_VALUE: Role = "value"
-_FUSED_OPS: dict[tuple[str, str], _FusedOp] = {
-    ("com.microsoft", "GroupQueryAttention"): _FusedOp(
-        pairs={3: (1, _KEY), 4: (2, _VALUE)}, lengths=(5, 6)
-    ),
-    ("com.microsoft", "MultiHeadAttention"): _FusedOp(
-        pairs={6: (1, _KEY), 7: (2, _VALUE)}, lengths=(8,)
-    ),
-    ("com.microsoft", "DecoderMaskedMultiHeadAttention"): _FusedOp(
-        pairs={5: (1, _KEY), 6: (2, _VALUE)}, share_flag="past_present_share_buffer"
-    ),
-    ("com.microsoft", "Attention"): _FusedOp(
-        pairs={4: (1, "key_value")}, share_flag="past_present_share_buffer"
-    ),
-    ("ai.onnx", "Attention"): _FusedOp(pairs={4: (1, _KEY), 5: (2, _VALUE)}),
-}
-"""Source: onnxruntime docs/ContribOperators.md; ONNX operator Attention, opset 23."""
-
-_LEAST_CACHE_RANK = 3
-_SAME_AXES = {"Identity", "Cast", "Slice", "Split", "Dropout"}
-_UNKNOWN_AXES = {"Reshape", "Expand"}
-_REARRANGING = {"Identity", "Cast", "Transpose", "Unsqueeze", "Squeeze", "Reshape"}
-_SCORE_OPS = {
-    "Add", "Cast", "Clip", "Concat", "Div", "Dropout", "Identity", "IsNaN", "Max", "Min", "Mul",
-    "Reshape", "Slice", "Sub", "Tanh", "Transpose", "Where",
-}  # fmt: skip
-"""Ops between QKᵀ, the softmax and the product with V: scaling, masks, softcap, sinks."""
+    wiring: Wiring
+    sizes: GraphSizes
+    pasts: frozenset[str]
+    outputs: frozenset[str]
 
 
-def flows(wiring: Wiring, inputs: dict[str, int], outputs: Iterable[str]) -> dict[str, Flow]:
-    """The flow of each input that is a cache. ``inputs`` gives each one's rank."""
-    targets = set(outputs)
-    pasts = {name for name, rank in inputs.items() if rank >= _LEAST_CACHE_RANK}
-    found = (_flow(wiring, name, rank, pasts, targets) for name, rank in inputs.items())
+LEAST_CACHE_RANK = 3
+_INPUTS_THAT_MOVE = {"ScatterND", "ScatterElements", "TensorScatter", "Scatter"}
+
+
+def flows(
+    wiring: Wiring, sizes: GraphSizes, inputs: dict[str, int], outputs: Iterable[str]
+) -> dict[str, Flow]:
+    """The flow of each input that is joined with new tokens or read by an attention.
+
+    inputs: the rank of each input that may be a cache.
+    """
+    pasts = frozenset(name for name, rank in inputs.items() if rank >= LEAST_CACHE_RANK)
+    graph = _Graph(wiring=wiring, sizes=sizes, pasts=pasts, outputs=frozenset(outputs))
+    found = (_flow(graph, name, inputs[name]) for name in inputs if name in pasts)
     return {flow.past: flow for flow in found if flow is not None}
 
 
-def _flow(wiring: Wiring, past: str, rank: int, pasts: set[str], outputs: set[str]) -> Flow | None:
-    findings = _walk(wiring, past, rank, pasts, outputs)
-    arrivals = findings.arrivals or _arrivals_of_new(wiring, findings, outputs)
-    if len(arrivals) != 1:
+def _flow(graph: _Graph, past: str, rank: int) -> Flow | None:
+    findings = _walk(graph, past, rank)
+    joined = {name: s for name, s in findings.arrivals.items() if s.join is not None}
+    arrivals = joined or _arrivals_of_new(graph, findings)
+    if not arrivals and not findings.roles:
         return None
-    ((present, arrival),) = arrivals.items()
-    if arrival.join is None:
-        return None
+    present = min(arrivals, key=lambda name: (len(arrivals[name].path), name), default=None)
+    arrival = None if present is None else arrivals[present]
+    join = next(iter(findings.joins), None) if arrival is None else arrival.join
+    at_join = None if join is None or join.axis is None else _one(join.axis)
+    sequence = at_join or _most_agreed(findings.sequences)
     return Flow(
         past=past,
-        present=present,
-        update=arrival.join.update,
-        sequence_axis=arrival.join.sequence_axis,
-        stacks=_stacks(findings, arrival.join.sequence_axis),
+        present=present or next(iter(findings.arrivals), None),
+        update=None if join is None else join.update,
+        sequence=sequence,
+        depth=_most_agreed(findings.depths),
+        splits=_splits(findings),
+        stacks=_stacks(findings, sequence),
         role=_one_role(findings.roles),
-        head_dim=arrival.join.head_dim,
-        order=min(findings.orders, default=0),
-        path=arrival.path,
+        head_dim=None if join is None else join.head_dim,
+        order=min(findings.orders or findings.convolutions, default=0),
+        window=None if arrival is None else arrival.window,
+        query_len=None if arrival is None else arrival.query_len,
+        fault=_fault(arrival),
+        row_lengths=frozenset(findings.row_lengths),
+        convolved=bool(findings.convolutions) and not findings.roles,
+        transposed=bool(findings.transposes),
+        path=(past,) if arrival is None else arrival.path,
     )
 
 
-def _arrivals_of_new(wiring: Wiring, findings: _Findings, outputs: set[str]) -> dict[str, _Step]:
+def _fault(arrival: _Step | None) -> str:
+    if arrival is None or arrival.join is None:
+        return ""
+    if arrival.join.fault or arrival.fault:
+        return arrival.join.fault or arrival.fault
+    own = [axis[0].axis for axis in arrival.axes or () if len(axis) == 1 and axis[0].is_whole]
+    return "gives the present out in another order of axes" if own != sorted(own) else ""
+
+
+def _one(axis: Axis) -> Part | None:
+    return axis[0] if len(axis) == 1 else None
+
+
+def _most_agreed(axes: list[Axis]) -> Part | None:
+    parts = [part for axis in axes if (part := _one(axis)) is not None]
+    return max(parts, key=parts.count, default=None)
+
+
+def _splits(findings: _Findings) -> tuple[tuple[Part, ...], ...]:
+    """Axes of which a part turned out to be S or D."""
+    named = [*findings.sequences, *findings.depths]
+    parts = {part for axis in named for part in axis if not part.is_whole}
+    wholes = {(part.axis, part.sizes) for part in parts}
+    return tuple(
+        tuple(Part(axis, i, sizes) for i in range(len(sizes)))
+        for axis, sizes in sorted(wholes, key=lambda whole: whole[0])
+    )
+
+
+def _arrivals_of_new(graph: _Graph, findings: _Findings) -> dict[str, _Step]:
     """Where the past reaches no output: the outputs that what it was joined with is (delta)."""
-    origins = {_origin(wiring, output): output for output in outputs}
-    return {
-        origins[_origin(wiring, partner)]: replace(step, join=replace(join, update="delta"))
-        for join, partner, step in findings.partners
-        if _origin(wiring, partner) in origins
-    }
+    arrivals: dict[str, _Step] = {}
+    for partner, step in findings.partners:
+        if step.join is None:
+            continue
+        join = replace(step.join, update="delta")
+        for wire, axes in _sources(graph, partner, step.axes):
+            start = replace(step, wire=wire, axes=axes, join=join)
+            arrivals |= _follow(graph, start, _Findings()).arrivals
+    return arrivals
 
 
-def _origin(wiring: Wiring, wire: str) -> str:
-    """The wire that a value is, but for its axes' order and its dtype."""
-    while (maker := wiring.makers.get(wire)) is not None and maker.kind in _REARRANGING:
+def _sources(graph: _Graph, wire: str, axes: Axes | None) -> Iterator[tuple[str, Axes | None]]:
+    """A wire and those it was only rearranged from, each with its axes."""
+    yield wire, axes
+    while (maker := graph.wiring.makers.get(wire)) is not None and maker.kind in REARRANGING:
+        perm = maker.attribute("perm")
+        if maker.kind == "Transpose" and axes is not None and perm is not None:
+            axes = tuple(axes[list(perm.ints).index(i)] for i in range(len(axes)))
+        elif maker.kind not in ("Identity", "Cast"):
+            axes = None
         wire = maker.input(0)
-    return wire
+        yield wire, axes
 
 
-def _stacks(findings: _Findings, sequence_axis: int | None) -> tuple[Stack, ...]:
+def _stacks(findings: _Findings, sequence: Part | None) -> tuple[Stack, ...]:
     return tuple(
         Stack(
-            axis=axis,
-            letter="2" if _tells_roles(parts) else "L",
-            num_parts=len(parts),
-            own_axis=axis in findings.dropped,
+            axis=part.axis,
+            letter="2" if _tells_roles(taken) else "L",
+            num_parts=len(taken),
+            own_axis=part in findings.dropped,
         )
-        for axis, parts in sorted(findings.parts.items())
-        if axis != sequence_axis
+        for part, taken in sorted(findings.parts.items(), key=lambda item: item[0].axis)
+        if part != sequence
     )
 
 
@@ -202,80 +268,106 @@ def _tells_roles(parts: dict[int, set[Role]]) -> bool:
 
 def _one_role(roles: set[Role]) -> Role | None:
     if len(roles) > 1:
-        return "key_value"
+        return KEY_VALUE
     return next(iter(roles), None)
 
 
-def _walk(wiring: Wiring, past: str, rank: int, pasts: set[str], outputs: set[str]) -> _Findings:
-    findings = _Findings()
-    front = [_Step(wire=past, axes=tuple(range(rank)), path=(past,))]
-    seen: set[tuple[str, bool]] = set()
+def _walk(graph: _Graph, past: str, rank: int) -> _Findings:
+    start = _Step(wire=past, axes=whole_axes(rank), path=(past,))
+    return _follow(graph, start, _Findings())
+
+
+def _follow(graph: _Graph, start: _Step, findings: _Findings) -> _Findings:
+    front, seen = [start], set[tuple[str, bool]]()
     while front:
         step = front.pop()
         if (step.wire, step.join is None) in seen:
             continue
         seen.add((step.wire, step.join is None))
-        if step.wire in outputs:
+        if step.join is not None and step.join not in findings.joins:
+            findings.joins.append(step.join)
+        if step.wire in graph.outputs:
             findings.arrivals.setdefault(step.wire, step)
-        if step.wire in wiring.leaves:
-            result = wiring.leaves[step.wire]
+        if step.wire in graph.wiring.leaves:
+            result = graph.wiring.leaves[step.wire]
             front.append(replace(step, wire=result, path=(*step.path, "If")))
-        for op in wiring.consumers(step.wire):
-            front.extend(_next(wiring, op, step, pasts, findings))
+        for op in graph.wiring.consumers(step.wire):
+            front.extend(_next(graph, op, step, findings))
     return findings
 
 
-def _next(wiring: Wiring, op: Op, step: _Step, pasts: set[str], findings: _Findings) -> list[_Step]:
+def _next(graph: _Graph, op: Op, step: _Step, findings: _Findings) -> list[_Step]:
     """Where the value on ``step.wire`` goes through ``op``; notes what ``op`` says of it."""
-    if (op.domain, op.kind) in _FUSED_OPS:
-        return _through_fused(wiring, op, step, pasts, findings)
-    if op.kind in ("MatMul", "Einsum"):
-        role = _role_in_product(wiring, op, step.wire)
-        if role is not None:
-            findings.used_as(role, step, op.order)
+    table = fused(op)
+    if table is not None:
+        return _through_fused(graph, op, table, step, findings)
+    if op.kind in PRODUCTS:
+        _note_product(graph, op, step, findings)
         return []
-    if op.kind == "Concat":
-        return _through_concat(op, step, findings)
-    if op.input(0) != step.wire:
-        return []
-    step = replace(step, path=(*step.path, op.kind))
-    if op.kind == "Split" and step.join is None:
-        return _split(op, step)
-    moved = _moved(wiring, op, step, findings)
-    if moved is None:
-        return []
-    return [replace(moved, wire=out) for out in op.outputs if out]
+    if op.kind in ("Conv", "CausalConvWithState"):
+        findings.convolutions.append(op.order)
+    elif op.kind == "Concat":
+        return _through_concat(graph, op, step, findings)
+    elif op.kind in _INPUTS_THAT_MOVE:
+        return _through_scatter(op, step, findings) if op.input(0) == step.wire else []
+    elif op.kind == "Where" and step.wire in op.inputs[1:] and step.join is None:
+        return _through_where(op, step, findings)
+    elif op.input(0) == step.wire:
+        return _through_move(graph, op, step, findings)
+    return []
 
 
-def _split(op: Op, step: _Step) -> list[_Step]:
-    """A part on each output."""
-    axis = None if step.axes is None else step.axes[op.int_attribute("axis", 0)]
-    return [
-        replace(step, wire=out, picks=step.picks if axis is None else (*step.picks, (axis, part)))
-        for part, out in enumerate(op.outputs)
-    ]
+def _note_product(graph: _Graph, op: Op, step: _Step, findings: _Findings) -> None:
+    dims = graph.sizes.of(step.wire)
+    rank = len(step.axes) if step.axes is not None else len(dims or ())
+    use = use_in_product(graph.wiring, op, step.wire, rank)
+    if use is None:
+        return
+    findings.used_as(use.role, step, op.order)
+    if step.axes is not None:
+        findings.sequences.append(step.axes[use.sequence])
+        findings.depths.append(step.axes[use.depth])
 
 
 def _through_fused(
-    wiring: Wiring, op: Op, step: _Step, pasts: set[str], findings: _Findings
+    graph: _Graph, op: Op, table: FusedOp, step: _Step, findings: _Findings
 ) -> list[_Step]:
-    fused = _FUSED_OPS[op.domain, op.kind]
     index = op.inputs.index(step.wire)
-    if index not in fused.pairs or fused.pairs[index][0] >= len(op.outputs):
+    if index in table.operands and step.join is not None:
+        _note_operand(op, table.operands[index], step, findings)
         return []
-    output, role = fused.pairs[index]
+    if index not in table.pairs:
+        return []
+    output, role = table.pairs[index]
     findings.used_as(role, step, op.order)
-    if role == "key_value":
-        findings.parts[0] = {0: {"key"}, 1: {"value"}}
-        findings.dropped.add(0)
-    sequence = -2
+    if role == KEY_VALUE:
+        findings.parts[Part(0)] = {0: {KEY}, 1: {VALUE}}
+        findings.dropped.add(Part(0))
+    if step.axes is not None:
+        findings.sequences.append(step.axes[-2])
+        findings.depths.append(step.axes[-1])
+    row_lengths = op.input(table.row_lengths) if table.row_lengths is not None else ""
+    findings.row_lengths.add(row_lengths)
+    if output >= len(op.outputs) or not op.outputs[output]:
+        return []
     join = _Join(
-        update="in_place" if _shares_buffer(wiring, op, fused, pasts) else "concat",
-        sequence_axis=None if step.axes is None else step.axes[sequence],
-        head_dim=_head_dim(wiring, op),
+        update="in_place" if _shares_buffer(graph, op, table) else "concat",
+        axis=None if step.axes is None else step.axes[-2],
+        op=op,
+        head_dim=_head_dim(graph.wiring, op),
+        row_lengths=row_lengths,
     )
     path = (*step.path, op.kind)
     return [replace(step, wire=op.outputs[output], join=join, path=path)]
+
+
+def _note_operand(op: Op, role: Role, step: _Step, findings: _Findings) -> None:
+    """The whole key or value of an attention op: [B, H, S, D], or [B, S, H*D]."""
+    findings.used_as(role, step, op.order)
+    if step.axes is not None:
+        findings.sequences.append(step.axes[2 if len(step.axes) == 4 else 1])
+        if len(step.axes) == 4:
+            findings.depths.append(step.axes[3])
 
 
 def _head_dim(wiring: Wiring, op: Op) -> int | None:
@@ -288,17 +380,19 @@ def _head_dim(wiring: Wiring, op: Op) -> int | None:
     return width // (num_heads + 2 * num_kv_heads * packed)
 
 
-def _shares_buffer(wiring: Wiring, op: Op, fused: _FusedOp, pasts: set[str]) -> bool:
+def _shares_buffer(graph: _Graph, op: Op, table: FusedOp) -> bool:
     """True where the op learns the past's length from elsewhere than the past's own shape."""
-    if fused.share_flag:
-        return op.int_attribute(fused.share_flag, 0) == 1
-    lengths = [op.input(i) for i in fused.lengths if op.input(i)]
+    if table.share_flag:
+        return op.int_attribute(table.share_flag, 0) == 1
+    lengths = [op.input(i) for i in table.lengths if op.input(i)]
     # A graph that measures the past itself (for positions, say) would see the capacity.
-    measured = any(taker.kind == "Shape" for past in pasts for taker in wiring.consumers(past))
-    return bool(lengths) and not measured and not _depends_on(wiring, lengths, pasts)
+    measured = any(
+        taker.kind == "Shape" for past in graph.pasts for taker in graph.wiring.consumers(past)
+    )
+    return bool(lengths) and not measured and not _depends_on(graph.wiring, lengths, graph.pasts)
 
 
-def _depends_on(wiring: Wiring, wires: list[str], sources: set[str]) -> bool:
+def _depends_on(wiring: Wiring, wires: list[str], sources: frozenset[str]) -> bool:
     front, seen = list(wires), set[str]()
     while front:
         wire = front.pop()
@@ -310,116 +404,139 @@ def _depends_on(wiring: Wiring, wires: list[str], sources: set[str]) -> bool:
     return False
 
 
-def _through_concat(op: Op, step: _Step, findings: _Findings) -> list[_Step]:
+def _through_concat(graph: _Graph, op: Op, step: _Step, findings: _Findings) -> list[_Step]:
     """The first concatenation joins past and new; a later one stacks what was split before."""
-    axis = op.int_attribute("axis", 0)
+    after = replace(step, wire=op.outputs[0], path=(*step.path, "Concat"))
+    if step.join is not None or _of_one_source(graph, op, step):
+        return [after]
+    place = op.int_attribute("axis", 0)
+    axis = None if step.axes is None else step.axes[place]
+    fault = "" if op.input(0) == step.wire else "puts the new tokens before the past"
+    dropped = [start for part, start in step.picks if axis == (part,) and start > 0]
+    update: Update = "window" if dropped else "concat"
+    after = replace(
+        after,
+        join=_Join(update=update, axis=axis, op=op, fault=fault),
+        picks=tuple(pick for pick in step.picks if axis != (pick[0],)),
+        query_len=dropped[0] if dropped else None,
+    )
+    findings.partners.extend((name, after) for name in op.inputs if name != step.wire)
+    return [after]
+
+
+def _of_one_source(graph: _Graph, op: Op, step: _Step) -> bool:
+    """Whether all that is concatenated comes from one tensor, as when halves are swapped."""
+    origins = {_origin(graph.wiring, name) for name in op.inputs}
+    return len(origins) == 1 and len(op.inputs) > 1 and _origin(graph.wiring, step.wire) in origins
+
+
+def _origin(wiring: Wiring, wire: str) -> str:
+    """The wire that a value was moved or scaled from."""
+    while (op := wiring.makers.get(wire)) is not None and (is_move(op) or op.kind == "Neg"):
+        wire = op.input(0)
+    return wire
+
+
+def _through_scatter(op: Op, step: _Step, findings: _Findings) -> list[_Step]:
+    """New tokens written into the past at given places."""
+    place = {"ScatterND": 0, "TensorScatter": op.int_attribute("axis", -2)}.get(
+        op.kind, op.int_attribute("axis", 0)
+    )
+    axis = None if step.axes is None else step.axes[place]
+    lengths = op.input(2) if op.kind == "TensorScatter" else ""
+    if op.kind == "TensorScatter":
+        findings.row_lengths.add(lengths)
+    join = _Join(update="scatter", axis=axis, op=op, row_lengths=lengths)
+    after = replace(step, wire=op.outputs[0], join=step.join or join, path=(*step.path, op.kind))
+    return [after]
+
+
+def _through_where(op: Op, step: _Step, findings: _Findings) -> list[_Step]:
+    """New tokens chosen over the past's by a mask of places; the axis is the product's to tell."""
+    del findings
+    join = _Join(update="scatter", axis=None, op=op)
+    return [replace(step, wire=op.outputs[0], join=join, path=(*step.path, "Where"))]
+
+
+def _through_move(graph: _Graph, op: Op, step: _Step, findings: _Findings) -> list[_Step]:
+    step = replace(step, path=(*step.path, op.kind))
+    if op.kind == "Split" and step.join is None:
+        return _split(op, step)
+    if op.kind == "Slice":
+        step = _sliced(graph, op, step)
+    elif op.kind == "Gather":
+        step = _gathered(graph, op, step, findings)
+    elif not is_move(op):
+        return []
+    else:
+        if op.kind == "Transpose" and step.join is None:
+            findings.transposes.append(op)
+        if op.kind == "Squeeze" and step.axes is not None:
+            _note_dropped(step.axes, moved(graph.sizes, op, step.axes), findings)
+        step = replace(step, axes=moved(graph.sizes, op, step.axes))
+    return [replace(step, wire=out) for out in op.outputs if out]
+
+
+def _note_dropped(before: Axes, after: Axes | None, findings: _Findings) -> None:
+    left = {part for axis in after or () for part in axis}
+    findings.dropped.update(part for axis in before for part in axis if part not in left)
+
+
+def _split(op: Op, step: _Step) -> list[_Step]:
+    """A part on each output."""
+    axis = None if step.axes is None else _one(step.axes[op.int_attribute("axis", 0)])
+    return [
+        replace(step, wire=out, picks=step.picks if axis is None else (*step.picks, (axis, part)))
+        for part, out in enumerate(op.outputs)
+    ]
+
+
+def _sliced(graph: _Graph, op: Op, step: _Step) -> _Step:
+    """A part of one axis, told by where it starts; along the sequence, what is kept of it."""
+    starts, axes = graph.sizes.ints(op.input(1)), graph.wiring.ints(op.input(3))
+    if step.axes is None or axes is None or len(axes) != 1 or axes[0] >= len(step.axes):
+        return step
+    axis = _one(step.axes[axes[0]])
+    start = None if starts is None or starts[0] is None else starts[0].number
+    if axis is None:
+        return step
+    if step.join is None:
+        return step if start is None else replace(step, picks=(*step.picks, (axis, start)))
+    if step.join.axis is None or step.axes[axes[0]] != step.join.axis:
+        return step
+    return _cut(graph, op, step, start)
+
+
+def _cut(graph: _Graph, op: Op, step: _Step, start: int | None) -> _Step:
+    """After the join, along the sequence: the newest tokens alone (delta), or the last so many."""
     join = step.join
-    if join is None:
-        past_axis = None if step.axes is None else step.axes[axis]
-        join = _Join(update="concat", sequence_axis=past_axis)
-        others = [name for name in op.inputs if name != step.wire]
-        findings.partners.extend((join, other, step) for other in others)
-    return [replace(step, wire=op.outputs[0], join=join, path=(*step.path, "Concat"))]
-
-
-def _moved(wiring: Wiring, op: Op, step: _Step, findings: _Findings) -> _Step | None:
-    """The step after an op that only moves data; None where the op computes."""
-    if op.kind == "Slice" and step.join is None:
-        return _sliced(wiring, op, step)
-    if op.kind in _SAME_AXES:
+    if join is None or start == 0:
         return step
-    if op.kind in _UNKNOWN_AXES:
-        return replace(step, axes=None)
+    if start is not None and start < 0:
+        return replace(step, window=-start, join=replace(join, update="window"))
+    starts, dims = graph.sizes.ints(op.input(1)), graph.sizes.of(step.path[0])
+    axis = None if join.axis is None else _one(join.axis)
+    past_len = None if axis is None or dims is None else dims[axis.axis]
+    if past_len is not None and starts and starts[0] == past_len:
+        return replace(step, join=replace(join, update="delta"))
+    if start is not None and join.update == "concat":
+        return replace(step, query_len=start, join=replace(join, update="window"))
+    return replace(step, fault="cuts the joined tokens in a way that ortkv does not understand")
+
+
+def _gathered(graph: _Graph, op: Op, step: _Step, findings: _Findings) -> _Step:
+    """One part of an axis, by a constant index; or rows in another order, by a computed one."""
+    axis, index = op.int_attribute("axis", 0), graph.wiring.ints(op.input(1))
     if step.axes is None:
-        return step if op.kind in ("Transpose", "Squeeze", "Unsqueeze", "Gather") else None
-    if op.kind == "Transpose":
-        perm = op.attribute("perm")
-        order = list(perm.ints) if perm is not None else list(reversed(range(len(step.axes))))
-        return replace(step, axes=tuple(step.axes[i] for i in order))
-    if op.kind == "Unsqueeze":
-        return replace(step, axes=_with_new_axes(wiring, op, step.axes))
-    if op.kind == "Squeeze":
-        return _without_axes(step, _axes_argument(wiring, op), findings)
-    if op.kind == "Gather":
-        return _gathered(wiring, op, step, findings)
-    return None
-
-
-def _sliced(wiring: Wiring, op: Op, step: _Step) -> _Step:
-    """A part of one axis, told by where it starts."""
-    starts, axes = wiring.ints(op.input(1)), wiring.ints(op.input(3))
-    if step.axes is None or starts is None or axes is None or len(axes) != 1:
         return step
-    axis = step.axes[axes[0]]
-    return step if axis is None else replace(step, picks=(*step.picks, (axis, starts[0])))
-
-
-def _gathered(wiring: Wiring, op: Op, step: _Step, findings: _Findings) -> _Step:
-    """One part of an axis, by a constant index; the axis goes where the index is a scalar."""
-    axis, index = op.int_attribute("axis", 0), wiring.ints(op.input(1))
-    if step.axes is None or index is None or len(index) != 1:
-        return replace(step, axes=None)
-    place = step.axes[axis]
+    dims, axes = graph.sizes.of(op.input(1)), step.axes
+    if index is None or len(index) != 1:
+        return step if dims is not None and len(dims) == 1 else replace(step, axes=None)
+    place = _one(axes[axis])
     if place is not None and step.join is None:
         step = replace(step, picks=(*step.picks, (place, index[0])))
-    return _without_axes(step, [axis] if wiring.is_scalar(op.input(1)) else [], findings)
-
-
-def _axes_argument(wiring: Wiring, op: Op) -> list[int] | None:
-    """``axes``: an attribute up to opset 12, an input from 13 on."""
-    attribute = op.attribute("axes")
-    return list(attribute.ints) if attribute is not None else wiring.ints(op.input(1))
-
-
-def _with_new_axes(wiring: Wiring, op: Op, axes: tuple[int | None, ...]) -> Axes:
-    new = _axes_argument(wiring, op)
-    if new is None:
-        return None
-    rank = len(axes) + len(new)
-    places = {i % rank for i in new}
-    old = iter(axes)
-    return tuple(None if i in places else next(old) for i in range(rank))
-
-
-def _without_axes(step: _Step, dropped: list[int] | None, findings: _Findings) -> _Step:
-    """Drop axes, and note which of the past's they were."""
-    if step.axes is None or dropped is None:
-        return replace(step, axes=None)
-    gone = {i % len(step.axes) for i in dropped}
-    findings.dropped.update(axis for i in gone if (axis := step.axes[i]) is not None)
-    kept = tuple(axis for i, axis in enumerate(step.axes) if i not in gone)
-    return replace(step, axes=kept)
-
-
-def _role_in_product(wiring: Wiring, op: Op, wire: str) -> Role | None:
-    """Key: the product goes into a softmax. Value: it is taken with what comes out of one."""
-    if _leads_to_softmax(wiring, op.outputs[0]):
-        return "key"
-    others = [name for name in op.inputs if name != wire]
-    return "value" if _comes_from_softmax(wiring, others) else None
-
-
-def _leads_to_softmax(wiring: Wiring, start: str) -> bool:
-    front, seen = [start], {start}
-    while front:
-        for op in wiring.consumers(front.pop()):
-            if op.kind == "Softmax":
-                return True
-            if op.kind in _SCORE_OPS and op.outputs[0] not in seen:
-                seen.add(op.outputs[0])
-                front.append(op.outputs[0])
-    return False
-
-
-def _comes_from_softmax(wiring: Wiring, starts: list[str]) -> bool:
-    front, seen = list(starts), set(starts)
-    while front:
-        op = wiring.makers.get(front.pop())
-        if op is None:
-            continue
-        if op.kind == "Softmax":
-            return True
-        if op.kind in _SCORE_OPS:
-            front.extend(name for name in op.inputs if name and name not in seen)
-            seen.update(op.inputs)
-    return False
+    if not graph.wiring.is_scalar(op.input(1)):
+        return step
+    if place is not None:
+        findings.dropped.add(place)
+    return replace(step, axes=without(axes, [axis]))

@@ -7,12 +7,17 @@ of one ``If`` may use the same names; a value of the enclosing graph keeps its o
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING
+
+from ortkv.signature import dims_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import onnx
+
+    from ortkv.signature import Dim
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +57,10 @@ class Wiring:
     constants: dict[str, onnx.TensorProto] = field(default_factory=dict[str, "onnx.TensorProto"])
     leaves: dict[str, str] = field(default_factory=dict[str, str])
     """A branch's output wire -> the ``If`` output it becomes."""
-    widths: dict[str, int] = field(default_factory=dict[str, int])
-    """The size of a wire's last axis, where the graph states it."""
+    stated: dict[str, tuple[Dim, ...]] = field(default_factory=dict[str, "tuple[Dim, ...]"])
+    """The dims of a wire, where the graph states them (``value_info``)."""
+    ops: list[Op] = field(default_factory=list["Op"])
+    """In the order in which they run; those of an ``If``'s branches after it."""
 
     def consumers(self, wire: str) -> list[Op]:
         """The ops that take a wire."""
@@ -65,8 +72,9 @@ class Wiring:
 
     def width(self, wire: str) -> int | None:
         """The size of a wire's last axis: stated, or that of the weights that make it."""
-        if wire in self.widths:
-            return self.widths[wire]
+        stated = self.stated.get(wire)
+        if stated and isinstance(stated[-1], int):
+            return stated[-1]
         maker = self.makers.get(wire)
         if maker is None:
             return None
@@ -88,6 +96,20 @@ class Wiring:
         if array.dtype.kind != "i" or array.size > 16:
             return None
         return [int(v) for v in array.reshape(-1)]
+
+    def number(self, wire: str) -> float | None:
+        """The one number that a constant holds; None where it is computed or holds several."""
+        tensor = self.constants.get(wire)
+        return None if tensor is None else self.number_in(tensor)
+
+    @staticmethod
+    def number_in(tensor: onnx.TensorProto) -> float | None:
+        """The one number in a tensor; None where it holds several."""
+        if tensor.data_location == tensor.EXTERNAL or prod(tensor.dims) != 1:
+            return None
+        from onnx import numpy_helper
+
+        return float(numpy_helper.to_array(tensor).reshape(-1)[0])
 
     def is_scalar(self, wire: str) -> bool:
         """Whether a wire carries a constant of rank 0."""
@@ -120,7 +142,7 @@ def _add_graph(
         define(value.name)
     for tensor in graph.initializer:
         wiring.constants[define(tensor.name)] = tensor
-    _note_widths(wiring, graph, scope)
+    _note_stated(wiring, graph, scope)
     for node in graph.node:
         inputs = tuple(names.get(name, name) for name in node.input)
         outputs = tuple(define(name) for name in node.output)
@@ -129,9 +151,10 @@ def _add_graph(
             domain=node.domain or "ai.onnx",
             inputs=inputs,
             outputs=outputs,
-            order=len(wiring.makers),
+            order=len(wiring.ops),
             node=node,
         )
+        wiring.ops.append(op)
         _connect(wiring, op)
         for label, branch in _branches(node):
             inner = _add_graph(wiring, branch, scope=f"{outputs[0]}/{label}/", outer=names)
@@ -140,11 +163,10 @@ def _add_graph(
     return names
 
 
-def _note_widths(wiring: Wiring, graph: onnx.GraphProto, scope: str) -> None:
+def _note_stated(wiring: Wiring, graph: onnx.GraphProto, scope: str) -> None:
     for value in graph.value_info:
-        dims = value.type.tensor_type.shape.dim
-        if dims and dims[-1].HasField("dim_value"):
-            wiring.widths[f"{scope}{value.name}"] = dims[-1].dim_value
+        if value.type.tensor_type.HasField("shape"):
+            wiring.stated[f"{scope}{value.name}"] = dims_of(value.type.tensor_type.shape.dim)
 
 
 def _connect(wiring: Wiring, op: Op) -> None:
@@ -163,11 +185,14 @@ def _connect(wiring: Wiring, op: Op) -> None:
 
 
 def _add_plain_constant(wiring: Wiring, op: Op) -> None:
-    """``Constant`` may also state its integers as ``value_int`` or ``value_ints``."""
+    """``Constant`` may also state numbers as ``value_float``, ``value_int`` or ``value_ints``."""
     from onnx import helper
 
     one, many = op.attribute("value_int"), op.attribute("value_ints")
-    if one is not None:
+    real = op.attribute("value_float")
+    if real is not None:
+        wiring.constants[op.outputs[0]] = helper.make_tensor("", 1, [], [real.f])
+    elif one is not None:
         wiring.constants[op.outputs[0]] = helper.make_tensor("", 7, [], [one.i])
     elif many is not None:
         wiring.constants[op.outputs[0]] = helper.make_tensor("", 7, [len(many.ints)], many.ints)

@@ -292,25 +292,54 @@ def test_logits_by_another_name_are_found_and_two_candidates_are_refused() -> No
     scores = helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["b", "s", 11])
     model.graph.output.append(scores)
     assert schema_of(model).logits == "scores"
-    hidden = helper.make_tensor_value_info("hidden", TensorProto.FLOAT, ["b", "s", 8])
-    model.graph.output.append(hidden)
-    with pytest.raises(UnsupportedModel, match=r"scores.*hidden.*found 2"):
+    more = helper.make_tensor_value_info("more_scores", TensorProto.FLOAT, ["b", "s", 11])
+    model.graph.output.append(more)
+    with pytest.raises(UnsupportedModel, match=r"scores.*more_scores.*found 2"):
         schema_of(model)
+
+
+def test_logits_are_the_output_as_wide_as_the_tokens_table() -> None:
+    model = decoder(Design())
+    hidden = helper.make_tensor_value_info("states", TensorProto.FLOAT, ["b", "s", 8])
+    model.graph.output.insert(0, hidden)
+    assert schema_of(model).logits == LOGITS
+
+
+def used_in_the_logits(model: onnx.ModelProto, name: str) -> None:
+    """Add the largest value of an input to every logit."""
+    head = next(n for n in model.graph.node if LOGITS in n.output)
+    head.output[0] = "raw"
+    model.graph.node.extend(
+        [
+            helper.make_node("Cast", [name], [f"{name}_f"], to=TensorProto.FLOAT),
+            helper.make_node("ReduceMax", [f"{name}_f"], [f"{name}_max"], keepdims=0),
+            helper.make_node("Add", ["raw", f"{name}_max"], [LOGITS]),
+        ]
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "elem_type", "dims"),
-    [("encoder_hidden_states", TensorProto.FLOAT, ["b", "s", 8]),
-     ("token_type_ids", TensorProto.INT64, ["b", "s"]),
-     (MASK + "_4d", TensorProto.FLOAT, ["b", 1, "s", "t"]),
+    [("prefix_states", TensorProto.FLOAT, ["b", "s", 8]),
+     ("language_ids", TensorProto.INT64, ["b", "s"]),
+     ("attention_mask", TensorProto.STRING, ["b", "s"]),
      ("position_ids", TensorProto.FLOAT, ["b", "s"])],
 )  # fmt: skip
 def test_an_unknown_input_is_refused_by_name(name: str, elem_type: int, dims: list) -> None:
     """Also a known name with a dtype that cannot be it."""
     model = decoder(Design())
+    drop(model.graph.input, name)
     model.graph.input.append(helper.make_tensor_value_info(name, elem_type, dims))
+    used_in_the_logits(model, name)
     with pytest.raises(UnsupportedModel, match=f"inputs: {name}.*neither cache nor"):
         schema_of(model)
+
+
+def test_an_input_that_the_graph_does_not_use_gets_zeros_visibly() -> None:
+    model = decoder(Design())
+    model.graph.input.append(helper.make_tensor_value_info("lora_scale", 1, ["b", 3]))
+    kinds = schema_of(model).to_dict()["inputs"]["helpers"]
+    assert kinds == {MASK: "mask_2d", "lora_scale": "zeros"}
 
 
 @pytest.mark.parametrize("dims", [None, ["batch", "h", "past_len", "d"], ["batch", 2, 0, 4]])
@@ -334,9 +363,16 @@ def test_a_cache_whose_dtype_changes_on_the_way_is_refused() -> None:  # hostile
 
 
 @pytest.mark.parametrize("extra", ["tokens", "decoder_input_ids"])
-def test_two_inputs_of_tokens_are_refused(extra: str) -> None:
+def test_of_two_inputs_called_tokens_the_one_that_indexes_the_table_is_it(extra: str) -> None:
     model = decoder(Design())
     model.graph.input.append(helper.make_tensor_value_info(extra, TensorProto.INT64, ["b", "s"]))
+    assert schema_of(model).tokens == INPUT_IDS
+
+
+def test_two_inputs_of_tokens_are_refused() -> None:
+    model = decoder(Design())
+    model.graph.input.append(helper.make_tensor_value_info("ids", TensorProto.INT64, ["b", "s"]))
+    model.graph.node.append(helper.make_node("Gather", ["embedding", "ids"], ["unread"]))
     with pytest.raises(UnsupportedModel, match=r"exactly one input of token ids.*found 2"):
         schema_of(model)
 
@@ -349,4 +385,5 @@ def test_rows_that_gqa_counts_by_the_pasts_shape_must_be_equal(
     model = decoder(Design(attention=attention, head_dim=16))
     positions = helper.make_tensor_value_info("position_ids", 7, ["batch", "query_len"])
     model.graph.input.append(positions)
+    used_in_the_logits(model, "position_ids")
     assert derive(signature_of(model), model).takes_ragged_rows == ragged

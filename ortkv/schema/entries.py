@@ -1,0 +1,242 @@
+"""One cache entry out of what each kind of evidence says of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ortkv.errors import UnsupportedModel
+from ortkv.schema import names, shapes
+from ortkv.schema.layout import Dims, layout
+from ortkv.schema.seen import seen
+from ortkv.schema.sizes import Size
+from ortkv.schema.spec import CacheEntry
+from ortkv.signature import ONNX_TYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ortkv.schema.layout import Layout
+    from ortkv.schema.names import Named
+    from ortkv.schema.sizes import GraphSizes, Sizes
+    from ortkv.schema.spec import Evidence, Role, Update
+    from ortkv.schema.topology import Flow
+    from ortkv.signature import Dim, Signature, TensorSpec
+
+_CROSS: dict[Role, Role] = {"key": "cross_key", "value": "cross_value"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A past input with its present, and what each kind of evidence says of it.
+
+    is_state: whether it is a state of fixed size, not keys or values.
+    """
+
+    past: TensorSpec
+    present: TensorSpec | None
+    flow: Flow | None
+    named: Named | None
+    is_state: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """An entry, its layer still provisional; and the rows its batch axis fixes, if any."""
+
+    entry: CacheEntry
+    fixed_batch: int | None
+
+
+def draft(candidate: Candidate, signature: Signature, sizes: GraphSizes, batch: Dim) -> Draft:
+    """What the evidence makes of a candidate.
+
+    Raises: UnsupportedModel where its role, an axis or its update rule stays open.
+    """
+    if candidate.is_state:
+        return _state(candidate)
+    past, flow = candidate.past, candidate.flow
+    present = candidate.present or _present_by_name(candidate, signature)
+    update = _update(flow)
+    if present is None and update != "constant":
+        raise UnsupportedModel(
+            f"{past}: a cache that the graph joins with new tokens, but no output is its present. "
+            f"{seen('outputs', signature.outputs)}. Export past and present together."
+        )
+    by_shape = None if present is None else shapes.sequence_axis(past, present)
+    found = layout(_dims(past, present, sizes), flow, sequence=by_shape, batch=batch)
+    _check(past, present, found, update)
+    if found is None:  # _check has raised
+        raise UnsupportedModel(str(past))
+    role = _role(candidate, update)
+    return Draft(
+        entry=CacheEntry(
+            layer=candidate.named.layer if candidate.named is not None else 0,
+            role=role,
+            past=past.name,
+            present=None if present is None else present.name,
+            layout=found.axes,
+            update=update,
+            dtype=past.dtype,
+            num_kv_heads=found.num_kv_heads,
+            head_dim=found.head_dim,
+            num_layers=found.num_layers,
+            capacity=found.capacity if update != "constant" else None,
+            window=_window(flow, found, past) if update == "window" else None,
+            evidence=_evidence(candidate, present, role, found.axes, by_shape),
+        ),
+        fixed_batch=found.fixed_batch,
+    )
+
+
+def _update(flow: Flow | None) -> Update:
+    if flow is None:
+        return "concat"
+    return flow.update or "constant"
+
+
+def _dims(past: TensorSpec, present: TensorSpec | None, sizes: GraphSizes) -> Dims:
+    """Past's dims; for each axis the size that the graph computes or states for the present."""
+    stated = () if present is None else present.dims or ()
+    computed: Sizes = sizes.of(present.name) or () if present is not None else ()
+    rank = past.rank or 0
+    known: list[Size | None] = list(computed) if len(computed) == rank else [None] * rank
+    if len(stated) == rank:
+        known = [
+            Size.of(dim) if isinstance(dim, int) else size
+            for dim, size in zip(stated, known, strict=True)
+        ]
+    return Dims(past=past.dims or (), sizes=tuple(known))
+
+
+def _check(
+    past: TensorSpec, present: TensorSpec | None, found: Layout | None, update: Update
+) -> None:
+    if past.dtype not in ONNX_TYPES or (present is not None and past.dtype != present.dtype):
+        raise UnsupportedModel(
+            f"{past} and {present}: a cache pair needs one dtype that ortkv knows, past and "
+            "present alike. Export them so."
+        )
+    if found is None:
+        raise UnsupportedModel(
+            f"{past}: expected an axis that grows with the tokens, and the number of key/value "
+            "heads and head_dim as fixed sizes; the graph does not show which axis is which. "
+            "Export with named dynamic axes and static head sizes, or state the entry's layout "
+            "in ortkv.json or with --kv-map."
+        )
+    if found.capacity is not None and update == "concat":
+        raise UnsupportedModel(
+            f"{past}: its sequence axis is fixed at {found.capacity}: expected a symbolic "
+            "one, which a growing cache needs. Export with a dynamic past length."
+        )
+
+
+def _window(flow: Flow | None, found: Layout, past: TensorSpec) -> int:
+    window = found.capacity or (flow.window if flow else None)
+    if window is None:
+        raise UnsupportedModel(
+            f"{past}: a window that drops its oldest tokens, but neither its dims nor the graph "
+            "say how many it keeps. Export it with a fixed size."
+        )
+    return window
+
+
+def _present_by_name(candidate: Candidate, signature: Signature) -> TensorSpec | None:
+    """The output of the same layer and role, for a cache that the graph only reads."""
+    if candidate.named is None:
+        return None
+    return next(
+        (s for s in signature.outputs if names.read_present(s.name) == candidate.named), None
+    )
+
+
+def _role(candidate: Candidate, update: Update) -> Role:
+    """What the graph does with it; its name only where the graph leaves that open."""
+    role = candidate.flow.role if candidate.flow is not None else None
+    role = role or (candidate.named.role if candidate.named is not None else None)
+    if role is None:
+        raise UnsupportedModel(
+            f"{candidate.past}: a cache, but neither its use in the graph nor its name says "
+            "whether it holds keys or values. State its role in ortkv.json or with --kv-map."
+        )
+    return _CROSS.get(role, role) if update == "constant" else role
+
+
+def _evidence(
+    candidate: Candidate, present: TensorSpec | None, role: Role, axes: str, by_shape: int | None
+) -> tuple[Evidence, ...]:
+    """The kinds of evidence that agree with the verdict."""
+    found: list[Evidence] = []
+    if candidate.flow is not None:
+        found.append("topology")
+    named = candidate.named
+    if named is not None and named.role == role:
+        other = None if present is None else names.read_present(present.name)
+        if present is None or other == named:
+            found.append("name")
+    if by_shape is not None and _axis_of(axes) == by_shape:
+        found.append("shape")
+    return tuple(found)
+
+
+def _axis_of(axes: str) -> int:
+    """Where S is among a layout's axes."""
+    before = axes[: axes.index("S")]
+    for inside in before.split("(")[1:]:
+        merged = inside.split(")")[0]
+        before = before.replace(f"({merged})", "X")
+    return len(before)
+
+
+def _state(candidate: Candidate) -> Draft:
+    past, present, named = candidate.past, candidate.present, candidate.named
+    dims = past.dims or ()
+    state_dims = tuple(dim for dim in dims[1:] if isinstance(dim, int))
+    if present is None or past.dtype != present.dtype or len(state_dims) != len(dims) - 1:
+        raise UnsupportedModel(
+            f"{past} and {present}: a state needs one dtype and fixed sizes but for the batch in "
+            "front. Export it so."
+        )
+    role: Role = "conv" if len(dims) <= len("BXX") else "recurrent"
+    if candidate.flow is not None and candidate.flow.convolved:
+        role = "conv"
+    if named is not None and named.role in ("conv", "recurrent"):
+        role = named.role
+    evidence: list[Evidence] = ["topology"]
+    if named is not None and names.read_present(present.name) == named:
+        evidence.append("name")
+    evidence.append("shape")
+    return Draft(
+        entry=CacheEntry(
+            layer=named.layer if named is not None else 0,
+            role=role,
+            past=past.name,
+            present=present.name,
+            layout="B" + "X" * len(state_dims),
+            update="replace",
+            dtype=past.dtype,
+            num_kv_heads=1,
+            head_dim=1,
+            state_dims=state_dims,
+            evidence=tuple(evidence),
+        ),
+        fixed_batch=dims[0] if isinstance(dims[0], int) else None,
+    )
+
+
+def numbered(candidates: Sequence[Candidate], drafts: Sequence[CacheEntry]) -> list[CacheEntry]:
+    """Layers by name where the names' order is the order of use; else by order of use."""
+    ranks: dict[str, int] = {}
+    trusted = all(candidate.named is not None for candidate in candidates)
+    for role in {entry.role for entry in drafts}:
+        group = [(c, e) for c, e in zip(candidates, drafts, strict=True) if e.role == role]
+        if all(c.flow is not None for c, _ in group):
+            group.sort(key=lambda pair: pair[0].flow.order if pair[0].flow else 0)
+            layers = [e.layer for _, e in group]
+            trusted = trusted and layers == sorted(set(layers))
+        ranks |= {c.past.name: rank for rank, (c, _) in enumerate(group)}
+    if not trusted:
+        drafts = [
+            replace(e, layer=ranks[c.past.name]) for c, e in zip(candidates, drafts, strict=True)
+        ]
+    return sorted(drafts, key=lambda entry: (entry.layer, entry.role))

@@ -1,0 +1,54 @@
+"""Whether the entries together are one whole cache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ortkv.errors import UnsupportedModel
+from ortkv.schema import names
+from ortkv.schema.seen import seen
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ortkv.schema.entries import Candidate
+    from ortkv.schema.spec import CacheEntry
+    from ortkv.signature import Signature, TensorSpec
+
+
+def check_pairs(candidates: Sequence[Candidate], entries: Sequence[CacheEntry]) -> None:
+    """Each present feeds one past, in the order of tokens and of axes in which it came in."""
+    presents = [entry.present for entry in entries if entry.present is not None]
+    places = [(entry.layer, entry.role) for entry in entries]
+    if len(set(presents)) < len(presents) or len(set(places)) < len(places):
+        pairs = ", ".join(f"{e.past} -> {e.present} (layer {e.layer} {e.role})" for e in entries)
+        raise UnsupportedModel(
+            f"the cache is ambiguous, two inputs claim one place: {pairs}. Export again, with one "
+            "past and one present for the key and the value of each layer, or pair them in "
+            "ortkv.json or with --kv-map."
+        )
+    for flow in (c.flow for c in candidates if c.flow is not None and not c.is_state):
+        if flow.fault:
+            raise UnsupportedModel(
+                f"{flow.past} -> {flow.present}: the graph {flow.fault}: expected the past, then "
+                "the new tokens, in one order of axes. Export the present as the past goes in."
+            )
+
+
+def check_complete(entries: Sequence[CacheEntry], signature: Signature, logits: TensorSpec) -> None:
+    """Every layer with a key has a value, and no output is a present without a past."""
+    claimed = {entry.present for entry in entries} | {logits.name}
+    orphans = [
+        spec
+        for spec in signature.outputs
+        if names.read_present(spec.name) is not None and spec.name not in claimed
+    ]
+    for kind in ("", "cross_"):
+        keys = {e.layer for e in entries if e.role == f"{kind}key"}
+        values = {e.layer for e in entries if e.role == f"{kind}value"}
+        if orphans or keys != values:
+            raise UnsupportedModel(
+                f"the cache is incomplete: {kind}keys of layers {sorted(keys)}, {kind}values of "
+                f"layers {sorted(values)}, {seen('outputs without a past', orphans)}. Export "
+                "again, with one past and one present for the key and the value of each layer."
+            )

@@ -1,0 +1,134 @@
+"""What the graph does with an input that is not cache: the evidence that needs no name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ortkv.schema.mask_values import mask_values
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ortkv.schema.spec import HelperKind, MaskValues
+    from ortkv.schema.wiring import Op, Wiring
+    from ortkv.signature import TensorSpec
+
+_MOVES = frozenset(
+    {"Identity", "Cast", "Unsqueeze", "Squeeze", "Reshape", "Expand", "Transpose", "Slice",
+     "Flatten", "Clip"}
+)  # fmt: skip
+_SHIFTS = frozenset({"Add", "Sub", "Mod"})
+_ROTARY = frozenset({"Cos", "Sin", "RotaryEmbedding"})
+_ANGLES = frozenset({"MatMul", "Mul", "Einsum", "Concat"})
+_MEASURES = frozenset({"Shape", "Size"})
+_SLOTS: dict[tuple[str, str, int], HelperKind] = {
+    ("com.microsoft", "GroupQueryAttention", 5): "last_positions",
+    ("com.microsoft", "GroupQueryAttention", 6): "total_length",
+    ("com.microsoft", "GroupQueryAttention", 9): "positions",
+    ("com.microsoft", "MultiHeadAttention", 8): "past_length",
+    ("com.microsoft", "DecoderMaskedMultiHeadAttention", 7): "past_length",
+    ("com.microsoft", "Attention", 6): "past_length",
+    ("ai.onnx", "Attention", 6): "total_length",
+    ("ai.onnx", "TensorScatter", 2): "past_length",
+    ("ai.onnx", "If", 0): "use_cache_branch",
+}
+"""Inputs of ops that say by themselves what is fed to them, unchanged."""
+
+
+@dataclass(frozen=True)
+class Uses:
+    """tables: (rows, width) of the constant tables an input indexes.   slots: what ops take it as.
+
+    rotary: whether it turns into angles.   writes: whether it says where to write.
+    moves_rows: whether it picks rows of a cache.   mask: what it holds if it masks scores.
+    """
+
+    tables: list[tuple[int, int]] = field(default_factory=list["tuple[int, int]"])
+    slots: set[HelperKind] = field(default_factory=set["HelperKind"])
+    rotary: bool = False
+    writes: bool = False
+    moves_rows: bool = False
+    mask: MaskValues | None = None
+    used: bool = True
+
+
+def uses_of(wiring: Wiring, spec: TensorSpec, pasts: Iterable[str]) -> Uses:
+    """Follow an input through ops that leave its values whole, or shift them."""
+    found, rows = Uses(), set(pasts)
+    tables, slots = found.tables, found.slots
+    rotary = writes = moves_rows = False
+    front, seen = [spec.name], {spec.name}
+    while front:
+        wire = front.pop()
+        for op in wiring.consumers(wire):
+            place = op.inputs.index(wire)
+            slot = _SLOTS.get((op.domain, op.kind, place))
+            if slot is not None:
+                slots.add(slot)
+            table = _table(wiring, op, place)
+            if table is not None:
+                tables.append(table)
+            moves_rows |= op.kind == "Gather" and place == 1 and op.input(0) in rows
+            writes |= op.kind in ("ScatterND", "ScatterElements") and place == 1
+            rotary |= op.kind in _ROTARY
+            if _goes_on(op, wire) and op.outputs[0] not in seen:
+                seen.add(op.outputs[0])
+                front.append(op.outputs[0])
+    return Uses(
+        tables=tables,
+        slots=slots,
+        rotary=rotary,
+        writes=writes,
+        moves_rows=moves_rows,
+        mask=mask_values(wiring, spec.name, spec.dtype),
+        used=bool(wiring.consumers(spec.name)),
+    )
+
+
+def _table(wiring: Wiring, op: Op, place: int) -> tuple[int, int] | None:
+    """The size of a constant table that an input picks rows of."""
+    if op.kind == "EmbedLayerNormalization":
+        weights = {0: op.input(2), 1: op.input(4), 7: op.input(3)}.get(place, "")
+    elif op.kind in ("Gather", "GatherBlockQuantized") and place == 1:
+        weights = _unpacked(wiring, op.input(0))
+        if op.int_attribute("axis", op.int_attribute("gather_axis", 0)) != 0:
+            return None
+    else:
+        return None
+    constant = wiring.constants.get(weights)
+    dims = () if constant is None else tuple(constant.dims)
+    return (dims[0], dims[-1]) if len(dims) >= 2 else None
+
+
+def _unpacked(wiring: Wiring, wire: str) -> str:
+    while (op := wiring.makers.get(wire)) is not None and op.kind in (
+        "Cast", "DequantizeLinear", "Identity", "Transpose",
+    ):  # fmt: skip
+        wire = op.input(0)
+    return wire
+
+
+def _goes_on(op: Op, wire: str) -> bool:
+    if op.kind in _MOVES:
+        return op.input(0) == wire
+    return op.kind in _SHIFTS or op.kind in _ANGLES
+
+
+def values_reach(wiring: Wiring, start: str, targets: Iterable[str]) -> bool:
+    """Whether what a tensor holds, not only its shape, has a part in any of some wires."""
+    wanted = set(targets)
+    front, seen = [start], {start}
+    while front:
+        wire = front.pop()
+        if wire in wanted:
+            return True
+        after = [out for op in wiring.consumers(wire) if op.kind not in _MEASURES
+                 for out in op.outputs]  # fmt: skip
+        if wire in wiring.leaves:
+            after.append(wiring.leaves[wire])
+        for out in after:
+            if out and out not in seen:
+                seen.add(out)
+                front.append(out)
+    return False
