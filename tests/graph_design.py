@@ -34,6 +34,8 @@ USUAL = {
 
 def optimum_name(side: str, layer: int, role: str) -> str:
     """optimum's and the ONNX Runtime GenAI builder's names."""
+    if side in ("scale", "zero_point"):
+        return f"past_key_values.{layer}.{role}_{side}"
     return f"{'past_key_values' if side == 'past' else 'present'}.{layer}.{role}"
 
 

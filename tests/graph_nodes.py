@@ -31,10 +31,11 @@ class Graph:
     weights: dict[str, Any] = field(default_factory=dict[str, Any])
     functions: dict[str, onnx.FunctionProto] = field(default_factory=dict[str, Any])
     with_past: bool = True
+    prefix: str = "v"
 
-    def inner(self, *, with_past: bool = True) -> Graph:
-        """Of no nodes yet: a branch, or a function's body."""
-        return replace(self, nodes=[], with_past=with_past)
+    def inner(self, *, with_past: bool = True, prefix: str = "v") -> Graph:
+        """Of no nodes yet: a branch, a loop's or a function's body; wires begin with ``prefix``."""
+        return replace(self, nodes=[], with_past=with_past, prefix=prefix)
 
     def add(self, kind: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
         """One node of one output, whose name is returned."""
@@ -44,7 +45,7 @@ class Graph:
         self, kind: str, inputs: list[str], count: int, domain: str = "", **attributes: Any
     ) -> list[str]:
         """One node of ``count`` outputs."""
-        outs = [f"v{len(self.nodes)}_{kind}{f'_{i}' if i else ''}" for i in range(count)]
+        outs = [f"{self.prefix}{len(self.nodes)}_{kind}{f'_{i}' if i else ''}" for i in range(count)]
         self.nodes.append(helper.make_node(kind, inputs, outs, domain=domain, **attributes))
         return outs
 

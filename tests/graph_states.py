@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx
 from onnx import TensorProto, helper
 
 from graph_masks import new_len
@@ -56,7 +57,7 @@ def recurrence(g: Graph, layer: int, x: str) -> tuple[str, str]:
         mixed = g.unsqueeze(mixed, axis)
     else:
         after, mixed = g.many(
-            "Scan", [state, *qkv], 2, num_scan_inputs=3, body=_scan_body(g),
+            "Scan", [state, *qkv], 2, num_scan_inputs=3, body=_scan_body(g, layer),
             scan_input_axes=[2, 2, 2], scan_output_axes=[2],
         )  # fmt: skip
     mixed = g.add("Div", mixed, g.const(design.width, np.float32))
@@ -71,10 +72,10 @@ def _step(g: Graph, state: str, q: str, k: str, v: str) -> tuple[str, str]:
     return after, g.squeeze(g.add("MatMul", g.unsqueeze(q, 2), after), 2)
 
 
-def _scan_body(g: Graph):
-    body = g.inner()
-    names = ["state", "q", "k", "v"]
+def _scan_body(g: Graph, layer: int) -> onnx.GraphProto:
+    body = g.inner(prefix=f"scan{layer}_")
+    names = [f"scan{layer}_{part}" for part in ("state", "q", "k", "v")]
     after, mixed = _step(body, *names)
-    inputs = [helper.make_tensor_value_info(f"{name}", FLOAT, None) for name in names]
+    inputs = [helper.make_tensor_value_info(name, FLOAT, None) for name in names]
     outputs = [helper.make_tensor_value_info(name, FLOAT, None) for name in (after, mixed)]
     return helper.make_graph(body.nodes, "step", inputs, outputs)
