@@ -45,7 +45,7 @@ def shared(g: Graph) -> Shared:
     form = design.attention
     turned = design.positions in ("rotary", "rotary_computed", "rotary_op")
     return Shared(
-        bias=bias(g) if not form.startswith("gqa") and form not in ("fused", "dmmha") else "",
+        bias="" if form in UNBIASED or (form, design.mask) == ("attention_nonpad", "") else bias(g),
         rotary=tuple(rotary(g)) if turned else (),
         seqlens=_seqlens(g) if form.startswith("gqa") else (),
     )
@@ -120,7 +120,7 @@ def _join_and_attend(g: Graph, layer: int, inputs: list[str]) -> list[str]:
     new = [to_layout(g, wire, lay) for wire, lay in zip((k, v), design.layouts, strict=True)]
     count = 1 if design.stack_join == "whole" else 2
     pasts = rest[:count] if g.with_past else [""] * count
-    write = rest[-1] if design.update == "scatter" else ""
+    write = rest[-1] if len(rest) > count else ""
     if design.stack_join == "whole":
         layout = design.layouts[0] if design.stacked == "2D" else "2" + design.layouts[0]
         both, present = joined(g, pasts[0], pair(g, new), layout, write, (layer, "key"))
@@ -131,10 +131,10 @@ def _join_and_attend(g: Graph, layer: int, inputs: list[str]) -> list[str]:
             for past, wire, layout, role in zip(pasts, new, design.layouts, ROLES, strict=True)
         ]
         wholes, presents = [w for w, _ in pairs], [p for _, p in pairs]
-    return [_over(g, q, wholes, added), *presents]
+    return [_over(g, q, wholes, added, write), *presents]
 
 
-def _over(g: Graph, q: str, wholes: list[str], added: str) -> str:
+def _over(g: Graph, q: str, wholes: list[str], added: str, write: str) -> str:
     """[batch, query_len, width]: queries over whole caches in the design's layouts."""
     design = g.design
     if design.attention == "einsum":
@@ -151,7 +151,11 @@ def _over(g: Graph, q: str, wholes: list[str], added: str) -> str:
         )
     )
     q = g.transpose(q, "BSHD", "BHSD")
-    mixed = scaled_dot(g, q, k, v, added) if plain else g.add("Attention", q, k, v, added)
+    lengths = []
+    if design.attention == "attention_nonpad":
+        lengths = ["", "", g.add("Add", write, g.length(q, 2))]
+    whole = [q, k, v, added, *lengths]
+    mixed = scaled_dot(g, q, k, v, added) if plain else g.add("Attention", *whole)
     return g.reshape(g.transpose(mixed, "BHSD", "BSHD"), [0, 0, design.width])
 
 
@@ -251,7 +255,7 @@ def _decoder_masked(g: Graph, layer: int, x: str, given: Shared) -> tuple[str, P
     return mixed, dict(zip(ROLES, presents, strict=True))
 
 
-def _fused(g: Graph, layer: int, x: str, given: Shared) -> tuple[str, Presents]:
+def _fused(g: Graph, layer: int, x: str, _: Shared) -> tuple[str, Presents]:
     """com.microsoft's Attention: projections, cache [2, B, H, S, D] and attention in one."""
     design = g.design
     found = weights(design)
@@ -303,6 +307,7 @@ def _group_query(g: Graph, layer: int, x: str, given: Shared) -> tuple[str, Pres
     return mixed, dict(zip(ROLES, presents, strict=True))
 
 
+UNBIASED = ("gqa_mask", "gqa_shape", "gqa_inputs", "fused", "dmmha")
 FORMS = {
     "attention": _standard,
     "attention_3d": _standard,

@@ -50,11 +50,13 @@ class Design:
 
     name: a cache tensor's name from side, layer and role.   label: any other's, from its use.
     order: a seed that shuffles inputs and outputs.   anonymous: open dims have no names.
-    batch, query_len: fixed sizes.   merged: an ``If`` over use_cache_branch.
+    batch, query_len: fixed sizes.   id_dtype: of tokens, positions and lengths.
+    past: False in a graph for first runs, which reads no cache.   merged: an ``If`` over use_cache_branch.
     in_function: attention is a function of the model's own.
 
     attention: 'plain' (MatMul and Softmax), 'einsum', 'attention_whole' (the standard op over
-    a cache joined outside), 'attention' (the op joins, 4-D inputs), 'attention_3d', 'gqa_mask'
+    a cache joined outside), 'attention_nonpad' (the same, told each row's length by
+    nonpad_kv_seqlen), 'attention' (the op joins, 4-D inputs), 'attention_3d', 'gqa_mask'
     (GroupQueryAttention, its lengths from the mask), 'gqa_shape' (from the past's own shape),
     'gqa_inputs' (from inputs), 'mha' (MultiHeadAttention), 'dmmha' (DecoderMasked-), 'fused'
     (com.microsoft's Attention).   packed: GroupQueryAttention takes q, k, v in one.
@@ -65,7 +67,8 @@ class Design:
     values); 'L2' all.   stack_axis: where those axes are.   stack_join: 'parts' are joined
     to the past, or the 'whole' tensor of a layer.
 
-    update: 'concat', 'delta' (presents are the new tokens alone), 'scatter', 'window'.
+    update: 'concat', 'delta' (presents are the new tokens alone), 'scatter', 'window' (ends at
+    the buffer's end), 'window_left' (fills from its start, then slides; told by write_from).
     capacity: the past's fixed length.   write: the op that scatters.   write_from: where to, as
     ``position_input``, or 'layer_lengths' (a counter in and out for each layer).
 
@@ -101,6 +104,8 @@ class Design:
     anonymous: bool = False
     batch: int | None = None
     query_len: int | None = None
+    id_dtype: int = TensorProto.INT64
+    past: bool = True
     merged: bool = False
     in_function: bool = False
     attention: str = "plain"

@@ -30,7 +30,8 @@ def _merged_sizes(g: Graph, layout: str, sizes: dict[str, str]) -> list[str | in
         size = known[group[0]]
         for letter in group[1:]:
             numbers = isinstance(size, int) and isinstance(known[letter], int)
-            size = size * known[letter] if numbers else g.add("Mul", size, g.const(known[letter]))
+            factor = known[letter]
+            size = size * factor if numbers else g.add("Mul", str(size), g.const(factor))
         found.append(size)
     return found
 
@@ -75,13 +76,15 @@ def declare_caches(g: Graph) -> None:
     lengths: dict[str, tuple[Any, Any]] = {
         "concat": ("past_len", "kv_len"),
         "delta": (design.capacity or "past_len", new),
-        "scatter": (design.capacity or "capacity",) * 2,
-        "window": (design.capacity,) * 2,
+        "scatter": (design.capacity or "capacity", design.capacity or "capacity"),
+        "window": (design.capacity, design.capacity),
+        "window_left": (design.capacity, design.capacity),
     }
     past, present = lengths[design.update]
     for layer, role in tensors(design):
         layout, dtype = layout_of(design, role), design.cache_dtype
-        g.input(design.name("past", layer, role), dtype, cache_dims(design, layout, past))
+        if design.past:
+            g.input(design.name("past", layer, role), dtype, cache_dims(design, layout, past))
         g.output(design.name("present", layer, role), dtype, cache_dims(design, layout, present))
     if design.cross in ("given", "passed", "first"):
         dims = cache_dims(design, "BHSD", "encoder_len" if design.cross == "first" else ENCODER_LEN)

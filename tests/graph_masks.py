@@ -58,12 +58,12 @@ def positions_from(g: Graph, source: str, layer: int = 0) -> str:
     batch, new = design.batch or "batch", design.query_len or "query_len"
     shapes = {"position_ids": [batch, new], "flat": [new], "3d": [3, batch, new]}
     if source in shapes:
-        wire = g.input(design.label("positions"), INT64, shapes[source], "positions")
+        wire = _integers(g, design.label("positions"), shapes[source], "positions")
         if source == "position_ids":
             return wire
         return g.unsqueeze(wire, 0) if source == "flat" else g.add("Gather", wire, g.const(0))
     if source == "cache_position":
-        wire = g.input(design.label("cache_position"), INT64, [new], "cache_position")
+        wire = _integers(g, design.label("cache_position"), [new], "cache_position")
         return g.unsqueeze(wire, 0)
     if source == "mask":
         counted = g.add("CumSum", g.cast(design.label("mask"), INT64), g.const(1))
@@ -73,25 +73,31 @@ def positions_from(g: Graph, source: str, layer: int = 0) -> str:
     return g.add("Add", start, steps)
 
 
+def _integers(g: Graph, name: str, dims: list[Any], kind: str) -> str:
+    """An input of the design's integers, as int64."""
+    wire = g.input(name, g.design.id_dtype, dims, kind)
+    return wire if g.design.id_dtype == INT64 else g.cast(wire, INT64)
+
+
 def _start(g: Graph, source: str, layer: int) -> str:
     """int64, broadcasting with [1, query_len]: where each row's new tokens begin."""
     design = g.design
     if source == "derived":
         return past_len(g) if g.with_past else g.const(0)
     if source == "total_length":
-        total = g.input(design.label("total_length"), INT64, [], "total_length")
+        total = _integers(g, design.label("total_length"), [], "total_length")
         return g.add("Sub", total, new_len(g))
     if source == "layer_lengths":
         return g.input(design.name("past", layer, "length"), INT64, [], "past_length")
     dims = {"past_length": [], "past_length_1": [1], "past_lengths": [design.batch or "batch"]}
-    wire = g.input(design.label("past_length"), INT64, dims[source], "past_length")
+    wire = _integers(g, design.label("past_length"), dims[source], "past_length")
     return g.unsqueeze(wire, 1) if source == "past_lengths" else wire
 
 
 def write_places(g: Graph, layer: int) -> str:
-    """Where 'scatter' writes: [query_len], or [batch] for TensorScatter; else no wire."""
+    """Where new tokens are written: [query_len], or [batch] for TensorScatter; else no wire."""
     design = g.design
-    if design.update != "scatter":
+    if design.update not in ("scatter", "window_left"):
         return ""
     places = positions_from(g, design.write_from, layer)
     if design.write == "TensorScatter":
@@ -129,13 +135,22 @@ def _causal(g: Graph) -> str:
         before = past_len(g) if g.with_past else g.const(0)
         keys = g.add("Add", before, new_len(g))
         places = g.unsqueeze(g.range(keys, before), 0)
+        if design.update == "window_left":
+            places = slots_in_window(g, positions_from(g, design.write_from))
     queries = g.unsqueeze(places, 1, 3)
     line = g.range(keys)
     seen = g.add("GreaterOrEqual", queries, line)
-    if design.update == "window":
+    if design.update.startswith("window"):
         near = g.add("Less", g.add("Sub", queries, line), g.const(design.capacity))
         seen = g.add("And", seen, near)
     return seen
+
+
+def slots_in_window(g: Graph, places: str) -> str:
+    """Of new tokens in a window that fills from its start: those held are at most its capacity."""
+    held = g.add("Min", g.add("Gather", places, g.const(0), axis=-1), g.const(g.design.capacity))
+    steps = g.range(g.length(places, -1))
+    return g.add("Add", g.unsqueeze(held, -1), steps)
 
 
 def rotary(g: Graph) -> list[str]:

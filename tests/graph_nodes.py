@@ -45,9 +45,15 @@ class Graph:
         self, kind: str, inputs: list[str], count: int, domain: str = "", **attributes: Any
     ) -> list[str]:
         """One node of ``count`` outputs."""
-        outs = [f"{self.prefix}{len(self.nodes)}_{kind}{f'_{i}' if i else ''}" for i in range(count)]
+        outs = [
+            f"{self.prefix}{len(self.nodes)}_{kind}{f'_{i}' if i else ''}" for i in range(count)
+        ]
         self.nodes.append(helper.make_node(kind, inputs, outs, domain=domain, **attributes))
         return outs
+
+    def many_named(self, kind: str, inputs: list[str], outs: list[str], **attributes: Any) -> None:
+        """One node whose outputs are named by the caller."""
+        self.nodes.append(helper.make_node(kind, inputs, outs, **attributes))
 
     def const(self, value: Any, dtype: Any = np.int64) -> str:
         tensor = numpy_helper.from_array(np.array(value, dtype))

@@ -90,7 +90,7 @@ def _attention(
     k, v = _stored(design, k, layer, "key"), _stored(design, v, layer, "value")
     cache[layer, "key"], cache[layer, "value"] = k, v
     seen = np.tri(len(x), dtype=bool)
-    if design.update == "window":
+    if design.update.startswith("window"):
         assert design.capacity
         seen &= ~np.tri(len(x), k=-design.capacity, dtype=bool)
     return _attend(q, k, v, seen) @ w[f"wo_{layer}"]

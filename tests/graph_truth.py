@@ -13,11 +13,11 @@ STATES = {"C": ("conv", "BXX"), "R": ("recurrent", "BXXX")}
 def update_of(design: Design) -> str:
     """The rule of keys and values: the design's, unless an op shares its buffer."""
     shares = design.attention in ("gqa_mask", "gqa_inputs", "dmmha")
-    return "in_place" if shares else design.update
+    return "in_place" if shares else design.update.removesuffix("_left")
 
 
 def expected_entries(design: Design) -> list[dict[str, Any]]:
-    """Every past/present pair: layer, role, past, present (None where nothing goes out), layout,
+    """Every past/present pair: layer, role, past, present (None on a side that is not there), layout,
     update, num_kv_heads, head_dim (None for states).
     """
     found = [
@@ -43,7 +43,7 @@ def _entry(design: Design, layer: int, role: str, layout: str, update: str) -> d
     return {
         "layer": layer,
         "role": role,
-        "past": design.name("past", layer, role),
+        "past": design.name("past", layer, role) if design.past else None,
         "present": None if given else design.name("present", layer, role),
         "layout": layout,
         "update": update,

@@ -8,6 +8,7 @@ import numpy as np
 from onnx import TensorProto
 
 from graph_design import groups
+from graph_masks import slots_in_window
 
 if TYPE_CHECKING:
     from graph_nodes import Graph
@@ -39,11 +40,27 @@ def _rule(g: Graph, past: str, new: str, axis: int, write: str) -> tuple[str, st
     if design.update == "scatter":
         present = WRITES[design.write](g, past, new, axis, write)
         return present, present
+    if design.update == "window_left":
+        return _window_left(g, past, new, axis, write)
     whole = g.add("Concat", past, new, axis=axis)
     if design.update == "window":
         assert design.capacity
         return whole, g.last(whole, design.capacity, axis)
     return whole, new if design.update == "delta" else whole
+
+
+def _window_left(g: Graph, past: str, new: str, axis: int, write: str) -> tuple[str, str]:
+    """Room for the new tokens behind the past, written after what is held; what is over goes."""
+    assert g.design.capacity
+    room = g.add("Concat", past, new, axis=axis)
+    slots = slots_in_window(g, write)
+    whole = _scatter_elements(g, room, new, axis, slots)
+    last = g.add("Gather", slots, g.const(-1))
+    over = g.add("Sub", g.add("Add", last, g.const(1)), g.const(g.design.capacity))
+    start = g.add("Max", over, g.const(0))
+    stop = g.add("Add", start, g.const(g.design.capacity))
+    ends = [g.unsqueeze(wire, 0) for wire in (start, stop)]
+    return whole, g.add("Slice", whole, *ends, g.const([axis]))
 
 
 def _encoded(g: Graph, wire: str, cache: tuple[int, str]) -> str:

@@ -80,7 +80,7 @@ def embedding_model(design: Design) -> onnx.ModelProto:
     """The graph beside a decoder that takes inputs_embeds: from token ids to those."""
     g = Graph(design)
     dims = [design.batch or "batch", design.query_len or "query_len"]
-    g.input(design.label("tokens"), INT64, dims)
+    g.input(design.label("tokens"), design.id_dtype, dims)
     g.output(design.label("inputs_embeds"), FLOAT, [*dims, design.width])
     g.weights["embedding_table"] = weights(design)["embedding"]
     wire = g.add("Gather", "embedding_table", design.label("tokens"))
@@ -90,7 +90,7 @@ def embedding_model(design: Design) -> onnx.ModelProto:
 
 def build(design: Design) -> Graph:
     """A design's graph with what each helper input is for."""
-    g = Graph(design)
+    g = Graph(design, with_past=design.past)
     g.weights |= weights(design)
     _declare(g)
     if design.merged:
@@ -99,7 +99,7 @@ def build(design: Design) -> Graph:
             label: _branch(g, label, with_past=label == "then_branch")
             for label in ("then_branch", "else_branch")
         }
-        g.nodes.append(helper.make_node("If", [flag], list(g.outputs), **branches))
+        g.many_named("If", [flag], list(g.outputs), **branches)
     else:
         for name, wire in body(g).items():
             g.rename(wire, name)
@@ -112,7 +112,7 @@ def _declare(g: Graph) -> None:
     batch, new = design.batch or "batch", design.query_len or "query_len"
     embedded = "inputs_embeds" in design.extras
     g.input(tokens_name(design), *((FLOAT, [batch, new, design.width]) if embedded else
-                                   (INT64, [batch, new])))  # fmt: skip
+                                   (design.id_dtype, [batch, new])))  # fmt: skip
     kept = "kept" if "num_logits_to_keep" in design.extras else new
     g.output(design.label("logits"), FLOAT, [batch, kept, design.vocab_size])
     declare_mask(g)
@@ -172,7 +172,7 @@ def _embedded(g: Graph) -> str:
         x = g.add("Add", x, table)
     if "token_types" in design.extras:
         dims = [design.batch or "batch", design.query_len or "query_len"]
-        types = g.input(design.label("token_types"), INT64, dims, "token_types")
+        types = g.input(design.label("token_types"), design.id_dtype, dims, "token_types")
         x = g.add("Add", x, g.add("Gather", "type_table", types))
     if "unknown" in design.extras:
         x = g.add("Mul", x, g.input(design.label("unknown"), FLOAT, [], "unknown"))
