@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ortkv.errors import UnsupportedModel
@@ -14,8 +14,6 @@ from ortkv.schema.spec import CacheEntry
 from ortkv.signature import ONNX_TYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ortkv.schema.layout import Layout
     from ortkv.schema.names import Named
     from ortkv.schema.sizes import GraphSizes, Sizes
@@ -31,6 +29,7 @@ class Candidate:
     """A past input with its present, and what each kind of evidence says of it.
 
     is_state: whether it is a state of fixed size, not keys or values.
+    order: when the graph takes it up, for one that has no flow.
     """
 
     past: TensorSpec
@@ -38,6 +37,7 @@ class Candidate:
     flow: Flow | None
     named: Named | None
     is_state: bool = False
+    order: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,23 +220,5 @@ def _state(candidate: Candidate) -> Draft:
             state_dims=state_dims,
             evidence=tuple(evidence),
         ),
-        fixed_batch=dims[0] if isinstance(dims[0], int) else None,
+        fixed_batch=next((dim for dim in dims[:1] if isinstance(dim, int)), None),
     )
-
-
-def numbered(candidates: Sequence[Candidate], drafts: Sequence[CacheEntry]) -> list[CacheEntry]:
-    """Layers by name where the names' order is the order of use; else by order of use."""
-    ranks: dict[str, int] = {}
-    trusted = all(candidate.named is not None for candidate in candidates)
-    for role in {entry.role for entry in drafts}:
-        group = [(c, e) for c, e in zip(candidates, drafts, strict=True) if e.role == role]
-        if all(c.flow is not None for c, _ in group):
-            group.sort(key=lambda pair: pair[0].flow.order if pair[0].flow else 0)
-            layers = [e.layer for _, e in group]
-            trusted = trusted and layers == sorted(set(layers))
-        ranks |= {c.past.name: rank for rank, (c, _) in enumerate(group)}
-    if not trusted:
-        drafts = [
-            replace(e, layer=ranks[c.past.name]) for c, e in zip(candidates, drafts, strict=True)
-        ]
-    return sorted(drafts, key=lambda entry: (entry.layer, entry.role))

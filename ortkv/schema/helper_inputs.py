@@ -85,11 +85,15 @@ _EMBEDS = re.compile(r"(decoder_)?inputs?_?embed(s|dings)?|x|hidden_states?|embe
 
 
 def find_tokens(
-    inputs: Collection[TensorSpec], wiring: Wiring, vocab_sizes: Collection[Dim]
+    inputs: Collection[TensorSpec],
+    wiring: Wiring,
+    vocab_sizes: Collection[Dim],
+    cached: Collection[str] = (),
 ) -> list[TensorSpec]:
     """The inputs that may be the token ids, or their embeddings: one, where all is well.
 
     vocab_sizes: of the outputs that may be logits; the table that tokens index has as many rows.
+    cached: names of inputs known to be cache.
     """
     ids = [s for s in inputs if s.dtype in INTEGERS and s.rank in (1, 2)]
     tables = {s.name: uses_of(wiring, s, ()).tables for s in ids}
@@ -101,11 +105,19 @@ def find_tokens(
         matching,
         [s for s in indexing if s in named],
         named,
-        [s for s in inputs if s.dtype in FLOATS and s.rank == 3 and _EMBEDS.fullmatch(s.name)],
+        [s for s in inputs if is_states(s) and _EMBEDS.fullmatch(s.name)],
+        indexing,
     ):
         if found:
             return found
-    return indexing
+    return [s for s in inputs if is_states(s) and s.name not in cached]
+
+
+def is_states(spec: TensorSpec) -> bool:
+    """Whether an input may be hidden states, [batch, sequence, hidden size]."""
+    if spec.dtype not in FLOATS or spec.dims is None or len(spec.dims) != len("BSD"):
+        return False
+    return isinstance(spec.dims[2], int) and not isinstance(spec.dims[1], int)
 
 
 def table_of_tokens(tokens: TensorSpec, wiring: Wiring) -> tuple[int, int] | None:
@@ -115,12 +127,21 @@ def table_of_tokens(tokens: TensorSpec, wiring: Wiring) -> tuple[int, int] | Non
 
 
 def helpers_of(
-    specs: Collection[TensorSpec], wiring: Wiring, pasts: Collection[str], tokens: TensorSpec
+    specs: Collection[TensorSpec],
+    wiring: Wiring,
+    pasts: Collection[TensorSpec],
+    tokens: TensorSpec,
+    *,
+    source_lengths: Collection[Dim] = (),
 ) -> Mapping[str, HelperInput]:
-    """What is computed for each input of which it is known."""
+    """What is computed for each input of which it is known.
+
+    source_lengths: dims of what the encoder made, which its mask has too.
+    """
+    names = [past.name for past in pasts]
     found: dict[str, HelperInput] = {}
     for spec in specs:
-        uses = uses_of(wiring, spec, pasts)
+        uses = uses_of(wiring, spec, names)
         kind = _kind(spec, uses, tokens) if spec.dtype in _NUMBERS else None
         if kind is None or spec.dims is None:
             continue
@@ -131,15 +152,15 @@ def helpers_of(
             dims=spec.dims,
             values=_values(spec, kind, uses.mask),
         )
-    return _encoder_apart(found)
+    return _encoder_apart(found, source_lengths)
 
 
 def _kind(spec: TensorSpec, uses: Uses, tokens: TensorSpec) -> HelperKind | None:
-    named = next((rule.kind for rule in _RULES if _fits(rule, spec)), None)
+    named: HelperKind | None = next((r.kind for r in _RULES if _fits(r, spec)), None)
     if not uses.used:
         return "zeros" if named in (None, "encoder_states") else named
     if len(uses.slots) == 1:
-        slot = next(iter(uses.slots))
+        slot: HelperKind = next(iter(uses.slots))
         return slot if slot != "positions" or spec.dtype in INTEGERS else named
     by_use = _kind_by_use(spec, uses, tokens)
     if by_use is not None and not _refines(named, by_use):
@@ -152,6 +173,8 @@ def _refines(named: HelperKind | None, by_use: HelperKind) -> bool:
     return (by_use, named) in (
         ("mask_2d", "encoder_mask"),
         ("positions", "cache_position"),
+        ("past_length", "total_length"),
+        ("past_length", "cache_position"),
         ("positions", "past_length"),
         ("cache_position", "positions"),
         ("cache_position", "past_length"),
@@ -165,28 +188,35 @@ def _kind_by_use(spec: TensorSpec, uses: Uses, tokens: TensorSpec) -> HelperKind
         return "beam_indices"
     if spec.dtype in INTEGERS and uses.tables and uses.mask is None:
         rows = max(rows for rows, _ in uses.tables)
-        return "token_types" if rows <= _MOST_TOKEN_TYPES else _position_kind(spec)
+        return "token_types" if rows <= _MOST_TOKEN_TYPES else _position_kind(spec, uses, tokens)
     if spec.dtype in INTEGERS and uses.rotary and uses.mask is None:
-        return _position_kind(spec)
-    if spec.dtype in INTEGERS and uses.writes and spec.rank in (0, 1):
-        return "cache_position" if spec.rank == 1 else "past_length"
+        return _position_kind(spec, uses, tokens)
+    if spec.dtype in INTEGERS and uses.writes:
+        return _position_kind(spec, uses, tokens)
     if uses.mask is not None and spec.rank in (2, 3, 4) and not _is_per_token(spec, tokens):
         return "mask_2d" if spec.rank == 2 else "mask_4d"
     if uses.rotary or uses.tables:
-        return _position_kind(spec)
-    return None
+        return _position_kind(spec, uses, tokens)
+    return "encoder_states" if is_states(spec) else None
 
 
-def _position_kind(spec: TensorSpec) -> HelperKind | None:
-    if spec.dtype not in INTEGERS or not spec.rank:
-        return "past_length" if spec.dtype in INTEGERS else None
-    return "cache_position" if spec.rank == 1 else "positions"
+def _position_kind(spec: TensorSpec, uses: Uses, tokens: TensorSpec) -> HelperKind | None:
+    """An index for each new token; or one number, or one a row, that the graph counts on from."""
+    if spec.dtype not in INTEGERS or spec.dims is None:
+        return None
+    batch, query_len = tokens.dims[:2] if tokens.dims and tokens.rank != 1 else (None, None)
+    is_one = not spec.dims or (spec.dims == (1,) and query_len != 1)
+    is_row = len(spec.dims) == 1 and spec.dims[0] == batch and batch not in (None, 1)
+    if is_one or is_row:
+        return "total_length" if uses.total else "past_length"
+    return "cache_position" if len(spec.dims) == 1 else "positions"
 
 
 def _is_per_token(spec: TensorSpec, tokens: TensorSpec) -> bool:
     """Whether an input has one number for each new token, as its dims say."""
-    dims, own = spec.dims or (), tokens.dims or ()
-    return spec.dtype in INTEGERS and len(own) > 1 and dims[-1] is not None and dims[-1] == own[1]
+    if spec.dtype not in INTEGERS or not spec.dims or not tokens.dims or tokens.rank == 1:
+        return False
+    return spec.dims[-1] is not None and spec.dims[-1] == tokens.dims[1]
 
 
 def _fits(rule: _Rule, spec: TensorSpec) -> bool:
@@ -207,10 +237,12 @@ def _values(spec: TensorSpec, kind: HelperKind, used_as: MaskValues | None) -> M
     return "additive" if kind == "mask_4d" and spec.dtype in FLOATS else "keep"
 
 
-def _encoder_apart(found: dict[str, HelperInput]) -> dict[str, HelperInput]:
-    """A second mask as long as the encoder's states is theirs."""
+def _encoder_apart(
+    found: dict[str, HelperInput], source_lengths: Collection[Dim]
+) -> dict[str, HelperInput]:
+    """A mask as long as what the encoder made is the encoder's."""
     states = [h for h in found.values() if h.kind == "encoder_states"]
-    lengths = {h.dims[1] for h in states if h.dims[1] is not None}
+    lengths = {h.dims[1] for h in states} | set(source_lengths) - {None}
     return {
         name: HelperInput(
             name=h.name, kind="encoder_mask", dtype=h.dtype, dims=h.dims, values=h.values

@@ -56,7 +56,7 @@ def layout(dims: Dims, flow: Flow | None, *, sequence: int | None, batch: Dim) -
     rest = [part for part in parts if part not in letters]
     if "D" not in letters.values() and rest:
         letters[rest.pop()] = "D"
-    sizes = {part: _size(dims, part) for part in parts}
+    sizes = {part: _size(dims, part, flow) for part in parts}
     if not _name_batch_and_heads(letters, rest, sizes, batch):
         return None
     return _checked(parts, letters, sizes, flow, batch)
@@ -82,12 +82,15 @@ def _known_letters(parts: list[Part], flow: Flow | None, sequence: int | None) -
     return {part: letter for part, letter in letters.items() if part in parts}
 
 
-def _size(dims: Dims, part: Part) -> Size | None:
+def _size(dims: Dims, part: Part, flow: Flow | None) -> Size | None:
+    """As stated, where that is a number; else as the new tokens have it, or the present."""
     if not part.is_whole:
         return part.sizes[part.index]
     stated = dims.past[part.axis]
     if isinstance(stated, int):
         return Size.of(stated)
+    if flow is not None and part in flow.new_sizes and part != flow.sequence:
+        return flow.new_sizes[part]
     computed = dims.sizes[part.axis] if part.axis < len(dims.sizes) else None
     return computed or (None if stated is None else Size.of(stated))
 

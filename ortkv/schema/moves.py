@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from ortkv.schema.sizes import Size, axes_argument
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ortkv.schema.sizes import GraphSizes, Sizes
     from ortkv.schema.wiring import Op
 
@@ -34,7 +36,7 @@ Axis = tuple[Part, ...]
 Axes = tuple[Axis, ...]
 
 AS_THEY_ARE = frozenset(
-    {"Identity", "Cast", "Dropout", "Slice", "Split", "QuantizeLinear", "DequantizeLinear"}
+    {"Identity", "Cast", "Dropout", "Slice", "Split", "QuantizeLinear", "DequantizeLinear", "Tile"}
 )
 REARRANGING = frozenset({"Identity", "Cast", "Transpose", "Unsqueeze", "Squeeze", "Reshape"})
 """Ops whose result holds the very numbers of their first input."""
@@ -58,8 +60,8 @@ def moved(sizes: GraphSizes, op: Op, axes: Axes | None) -> Axes | None:
     if op.kind == "Squeeze":
         return without(axes, axes_argument(sizes.wiring, op))
     if op.kind == "Expand":
-        target = sizes.ints(op.input(1))
-        return None if target is None else ((),) * (len(target) - len(axes)) + axes
+        rank = len(sizes.ints(op.input(1)) or sizes.of(op.outputs[0]) or axes)
+        return ((),) * (rank - len(axes)) + axes
     if op.kind == "Reshape":
         return _reshaped(axes, sizes.of(op.input(0)), sizes.of(op.outputs[0]))
     return None
@@ -85,22 +87,26 @@ def _with_new(axes: Axes, new: list[int] | None) -> Axes | None:
         return None
     rank = len(axes) + len(new)
     places, old = {i % rank for i in new}, iter(axes)
-    return tuple(() if i in places else next(old) for i in range(rank))
+    return tuple(() if i in places else next(old, ()) for i in range(rank))
 
 
 def _reshaped(axes: Axes, before: Sizes | None, after: Sizes | None) -> Axes | None:
-    """Match the dims before and after from both ends; what is left between is one group."""
+    """The axes of a reshape; sizes that only have other symbols are taken for one another."""
     if before is None or after is None or len(before) != len(axes):
         return None
     if len(before) == len(after) and _agree(before, after):
         return axes
-    head = 0
-    while head < min(len(before), len(after)) and _equal(before[head], after[head]):
+    return _matched(axes, before, after, _equal) or _matched(axes, before, after, _may_be_equal)
+
+
+def _matched(
+    axes: Axes, before: Sizes, after: Sizes, same: Callable[[Size | None, Size | None], bool]
+) -> Axes | None:
+    """Match the dims before and after from both ends; what is left between is one group."""
+    most, head, tail = min(len(before), len(after)), 0, 0
+    while head < most and same(before[head], after[head]):
         head += 1
-    tail = 0
-    while tail < min(len(before), len(after)) - head and _equal(
-        before[-1 - tail], after[-1 - tail]
-    ):
+    while tail < most - head and same(before[-1 - tail], after[-1 - tail]):
         tail += 1
     old, new = len(before) - head - tail, len(after) - head - tail
     middle = _regrouped(
@@ -135,9 +141,10 @@ def _split(axis: Axis, after: Sizes) -> Axes | None:
     if len(wide) == len(axis):
         parts = iter(axis)
         return tuple(() if i in ones else (next(parts),) for i in range(len(after)))
-    if len(axis) > 1 or not axis[0].is_whole:
+    whole = next(iter(axis))
+    if len(axis) > 1 or not whole.is_whole:
         return None
-    return tuple((Part(axis[0].axis, i, after),) for i in range(len(after)))
+    return tuple((Part(whole.axis, i, after),) for i in range(len(after)))
 
 
 def _agree(before: Sizes, after: Sizes) -> bool:
@@ -147,6 +154,12 @@ def _agree(before: Sizes, after: Sizes) -> bool:
 
 def _equal(a: Size | None, b: Size | None) -> bool:
     return a is not None and a == b
+
+
+def _may_be_equal(a: Size | None, b: Size | None) -> bool:
+    if a is None or b is None:
+        return (a or b or Size.of("")).number is None
+    return a == b or (a.number is None and b.number is None)
 
 
 def _product(sizes: Sizes) -> Size | None:

@@ -12,9 +12,11 @@ from ortkv.schema.seen import seen
 from ortkv.schema.wiring import wire
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import onnx
 
-    from ortkv.schema.spec import CacheEntry, CacheSchema
+    from ortkv.schema.spec import CacheEntry, CacheSchema, HelperInput
     from ortkv.signature import Signature
 
 
@@ -29,7 +31,9 @@ def derive_prefill(signature: Signature, model: onnx.ModelProto, steps: CacheSch
     logits = outputs.get(steps.logits)
     tokens = find_tokens(signature.inputs, wiring, {steps.vocab_size})
     rest = [spec for spec in signature.inputs if spec not in tokens]
-    helpers = helpers_of(rest, wiring, (), tokens[0]) if tokens else {}
+    helpers: Mapping[str, HelperInput] = {}
+    if tokens:
+        helpers = helpers_of(rest, wiring, (), tokens[0])
     if None in presents or logits is None or len(tokens) != 1 or len(helpers) < len(rest):
         raise UnsupportedModel(
             f"{seen('inputs', signature.inputs)}; {seen('outputs', signature.outputs)}: expected "

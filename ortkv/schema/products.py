@@ -21,11 +21,11 @@ PRODUCTS = frozenset({"MatMul", "Einsum", "FusedMatMul"})
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """A tensor's role in one product. Axes are the operand's own, counted from its first."""
+    """A tensor's role in one product. Axes are the operand's own, None where they stay open."""
 
     role: Role
-    sequence: int
-    depth: int
+    sequence: int | None
+    depth: int | None
 
 
 def use_in_product(wiring: Wiring, op: Op, wire: str, rank: int) -> Use | None:
@@ -37,9 +37,7 @@ def use_in_product(wiring: Wiring, op: Op, wire: str, rank: int) -> Use | None:
     else:
         return None
     axes = _einsum_axes(op, wire) if op.kind == "Einsum" else _matmul_axes(op, wire, rank)
-    if axes is None:
-        return None
-    summed, kept = axes
+    summed, kept = axes or (None, None)
     return Use(
         role=role,
         sequence=kept if role == KEY else summed,

@@ -6,23 +6,24 @@ from typing import TYPE_CHECKING
 
 from ortkv.errors import UnsupportedModel
 from ortkv.schema import names, shapes, topology
-from ortkv.schema.entries import Candidate, draft, numbered
+from ortkv.schema.entries import Candidate, draft
 from ortkv.schema.helper_inputs import FLOATS, find_tokens, helpers_of, table_of_tokens
+from ortkv.schema.layers import numbered
 from ortkv.schema.pairs import check_complete, check_pairs
 from ortkv.schema.rows import row_alignment, takes_ragged_rows
 from ortkv.schema.seen import seen
-from ortkv.schema.sizes import graph_sizes
+from ortkv.schema.sizes import graph_sizes, input_dims
 from ortkv.schema.spec import CacheSchema
 from ortkv.schema.states import state_pairs
 from ortkv.schema.wiring import wire
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     import onnx
 
-    from ortkv.schema.sizes import GraphSizes
     from ortkv.schema.spec import HelperInput
+    from ortkv.schema.topology import Flow
     from ortkv.schema.wiring import Wiring
     from ortkv.signature import Dim, Signature, TensorSpec
 
@@ -51,10 +52,14 @@ def derive(signature: Signature, model: onnx.ModelProto) -> CacheSchema:
     of evidence leave different answers.
     """
     wiring = wire(model)
-    tokens = _tokens(signature, wiring)
-    sizes = graph_sizes(wiring, {s.name: s.dims for s in signature.inputs if s.dims is not None})
-    candidates, helpers = _sort_inputs(signature, wiring, sizes, tokens)
-    batch, query_len = (*(tokens.dims or ()), None, None)[:2]
+    sizes = graph_sizes(wiring, signature.inputs)
+    ranks = {
+        s.name: s.rank for s in signature.inputs if s.rank is not None and s.dtype in _CACHE_DTYPES
+    }
+    flows = topology.flows(wiring, sizes, ranks, [s.name for s in signature.outputs])
+    tokens = _tokens(signature, wiring, flows)
+    candidates, helpers = _sort_inputs(signature, wiring, flows, tokens)
+    batch, query_len = (*input_dims(tokens), None, None)[:2]
     drafts = [draft(c, signature, sizes, batch) for c in candidates]
     entries = numbered(candidates, [d.entry for d in drafts])
     check_pairs(candidates, entries)
@@ -81,9 +86,9 @@ def derive(signature: Signature, model: onnx.ModelProto) -> CacheSchema:
     )
 
 
-def _tokens(signature: Signature, wiring: Wiring) -> TensorSpec:
+def _tokens(signature: Signature, wiring: Wiring, flows: Collection[str]) -> TensorSpec:
     widths = {s.dims[-1] for s in signature.outputs if s.dims and s.dtype in FLOATS}
-    found = find_tokens(signature.inputs, wiring, widths)
+    found = find_tokens(signature.inputs, wiring, widths, flows)
     if len(found) == 1:
         return found[0]
     raise UnsupportedModel(
@@ -94,22 +99,27 @@ def _tokens(signature: Signature, wiring: Wiring) -> TensorSpec:
 
 
 def _sort_inputs(
-    signature: Signature, wiring: Wiring, sizes: GraphSizes, tokens: TensorSpec
+    signature: Signature, wiring: Wiring, flows: dict[str, Flow], tokens: TensorSpec
 ) -> tuple[list[Candidate], list[HelperInput]]:
     """Every input but the tokens is either cache or computed; anything else is an error."""
     inputs = [spec for spec in signature.inputs if spec != tokens]
-    ranks = {s.name: s.rank for s in inputs if s.rank is not None and s.dtype in _CACHE_DTYPES}
-    flows = topology.flows(wiring, sizes, ranks, [s.name for s in signature.outputs])
     cached = [_joined(spec, flows, signature) for spec in inputs]
     candidates = [candidate for candidate in cached if candidate is not None]
     rest = [spec for spec, c in zip(inputs, cached, strict=True) if c is None]
-    helpers = helpers_of(rest, wiring, [c.past.name for c in candidates], tokens)
+    helpers = helpers_of(
+        rest,
+        wiring,
+        [c.past for c in candidates],
+        tokens,
+        source_lengths={_source_length(c) for c in candidates},
+    )
     rest = [spec for spec in rest if spec.name not in helpers]
     taken = {c.present.name for c in candidates if c.present is not None}
     states = state_pairs(rest, [s for s in signature.outputs if s.name not in taken], wiring)
     candidates += [
         Candidate(past=past, present=present, flow=flows.get(past.name),
-                  named=names.read_past(past.name), is_state=True)
+                  named=names.read_past(past.name), is_state=True,
+                  order=min((op.order for op in wiring.consumers(past.name)), default=0))
         for past, present in states
     ]  # fmt: skip
     paired = {past.name for past, _ in states}
@@ -117,9 +127,15 @@ def _sort_inputs(
     return candidates, list(helpers.values())
 
 
-def _joined(
-    spec: TensorSpec, flows: dict[str, topology.Flow], signature: Signature
-) -> Candidate | None:
+def _source_length(candidate: Candidate) -> Dim:
+    """The dim of the source in a cache that the graph only reads; None for others."""
+    flow, dims = candidate.flow, candidate.past.dims or ()
+    if flow is None or flow.update is not None or flow.sequence is None:
+        return None
+    return dims[flow.sequence.axis]
+
+
+def _joined(spec: TensorSpec, flows: dict[str, Flow], signature: Signature) -> Candidate | None:
     """The candidate of an input that the graph joins with new tokens, or attends to."""
     flow, named = flows.get(spec.name), names.read_past(spec.name)
     outputs = {output.name: output for output in signature.outputs}

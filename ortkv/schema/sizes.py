@@ -12,10 +12,10 @@ from math import prod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from ortkv.schema.wiring import Op, Wiring
-    from ortkv.signature import Dim
+    from ortkv.signature import Dim, TensorSpec
 
 Monomial = tuple[str, ...]
 
@@ -111,10 +111,19 @@ class GraphSizes:
         return None if constant is None else [Size.of(n) for n in constant]
 
 
-def graph_sizes(wiring: Wiring, inputs: dict[str, tuple[Dim, ...]]) -> GraphSizes:
+def input_dims(spec: TensorSpec) -> tuple[int | str, ...]:
+    """An input's dims, those without a name under one of their own."""
+    return tuple(
+        f"{spec.name}.{axis}" if dim is None else dim for axis, dim in enumerate(spec.dims or ())
+    )
+
+
+def graph_sizes(wiring: Wiring, inputs: Iterable[TensorSpec]) -> GraphSizes:
     """Infer what the ops of a graph make of its inputs' dims, in the graph's order."""
     found = GraphSizes(wiring)
-    for name, dims in (wiring.stated | inputs).items():
+    stated: dict[str, tuple[Dim, ...]] = dict(wiring.stated)
+    stated |= {spec.name: input_dims(spec) for spec in inputs if spec.dims is not None}
+    for name, dims in stated.items():
         found.dims[name] = tuple(None if d is None else Size.of(d) for d in dims)
     for op in wiring.ops:
         _note(found, op)
@@ -199,16 +208,15 @@ def _dims(found: GraphSizes, op: Op) -> Sizes | None:
 
 def _broadcast(shapes: list[Sizes | None]) -> Sizes | None:
     known = [shape for shape in shapes if shape is not None]
-    if len(known) < len(shapes):
-        return None
     rank = max(map(len, known))
     columns = zip(*((Size.of(1),) * (rank - len(s)) + s for s in known), strict=True)
     return tuple(_widest(column) for column in columns)
 
 
 def _widest(sizes: tuple[Size | None, ...]) -> Size | None:
-    wide = {size for size in sizes if size is None or size.number != 1}
-    return Size.of(1) if not wide else next(iter(wide)) if len(wide) == 1 else None
+    """A size that is not 1 is the result's, whatever the others are: they are 1 or the same."""
+    wide = [size for size in sizes if size is not None and size.number != 1]
+    return wide[0] if wide else None if None in sizes else Size.of(1)
 
 
 def _transpose(_: GraphSizes, op: Op, dims: Sizes) -> Sizes | None:
@@ -240,7 +248,7 @@ def _unsqueeze(found: GraphSizes, op: Op, dims: Sizes) -> Sizes | None:
         return None
     rank = len(dims) + len(axes)
     places, old = {i % rank for i in axes}, iter(dims)
-    return tuple(Size.of(1) if i in places else next(old) for i in range(rank))
+    return tuple(Size.of(1) if i in places else next(old, None) for i in range(rank))
 
 
 def _squeeze(found: GraphSizes, op: Op, dims: Sizes) -> Sizes | None:

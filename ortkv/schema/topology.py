@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ortkv.schema.fused_ops import FusedOp
     from ortkv.schema.moves import Axes, Axis
-    from ortkv.schema.sizes import GraphSizes
+    from ortkv.schema.sizes import GraphSizes, Size
     from ortkv.schema.spec import Role, Update
     from ortkv.schema.wiring import Op, Wiring
 
@@ -52,6 +52,7 @@ class Flow:
     present: the output it becomes, None where there is none.
     update: None where it is only read.
     sequence, depth: the axes that the graph shows to be S and D.   splits: axes taken apart.
+    new_sizes: the dims of the new tokens, by the past's axes.
     window: the most tokens that a present keeps, where it drops older ones and says how many.
     query_len: the one number of new tokens a run may have, where what is dropped fixes it.
     fault: what keeps the present from being the past with the new tokens after it; '' if nothing.
@@ -65,6 +66,7 @@ class Flow:
     sequence: Part | None
     depth: Part | None
     splits: tuple[tuple[Part, ...], ...]
+    new_sizes: dict[Part, Size]
     stacks: tuple[Stack, ...]
     role: Role | None
     head_dim: int | None
@@ -103,6 +105,8 @@ class _Step:
     window: int | None = None
     query_len: int | None = None
     fault: str = ""
+    computed: bool = False
+    """Whether arithmetic has been done on it: still good to tell a role, no present any more."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,7 @@ class _Findings:
     """Axes of the past that are gone once a part is taken."""
     partners: list[tuple[str, _Step]] = field(default_factory=list["tuple[str, _Step]"])
     """What the past was joined with, and the step after the join."""
+    new_sizes: dict[Part, Size] = field(default_factory=dict[Part, "Size"])
     joins: list[_Join] = field(default_factory=list["_Join"])
     row_lengths: set[str] = field(default_factory=set[str])
     convolutions: list[int] = field(default_factory=list[int])
@@ -145,7 +150,7 @@ class _Graph:
 
 
 LEAST_CACHE_RANK = 3
-_INPUTS_THAT_MOVE = {"ScatterND", "ScatterElements", "TensorScatter", "Scatter"}
+SCATTERS = {"ScatterND", "ScatterElements", "TensorScatter", "Scatter"}
 
 
 def flows(
@@ -179,6 +184,7 @@ def _flow(graph: _Graph, past: str, rank: int) -> Flow | None:
         sequence=sequence,
         depth=_most_agreed(findings.depths),
         splits=_splits(findings),
+        new_sizes=findings.new_sizes,
         stacks=_stacks(findings, sequence),
         role=_one_role(findings.roles),
         head_dim=None if join is None else join.head_dim,
@@ -257,7 +263,7 @@ def _stacks(findings: _Findings, sequence: Part | None) -> tuple[Stack, ...]:
             own_axis=part in findings.dropped,
         )
         for part, taken in sorted(findings.parts.items(), key=lambda item: item[0].axis)
-        if part != sequence
+        if part != sequence and (part in findings.dropped or _tells_roles(taken))
     )
 
 
@@ -278,15 +284,15 @@ def _walk(graph: _Graph, past: str, rank: int) -> _Findings:
 
 
 def _follow(graph: _Graph, start: _Step, findings: _Findings) -> _Findings:
-    front, seen = [start], set[tuple[str, bool]]()
+    front, seen = [start], set[tuple[str, bool, bool]]()
     while front:
         step = front.pop()
-        if (step.wire, step.join is None) in seen:
+        if (step.wire, step.join is None, step.computed) in seen:
             continue
-        seen.add((step.wire, step.join is None))
+        seen.add((step.wire, step.join is None, step.computed))
         if step.join is not None and step.join not in findings.joins:
             findings.joins.append(step.join)
-        if step.wire in graph.outputs:
+        if step.wire in graph.outputs and not step.computed:
             findings.arrivals.setdefault(step.wire, step)
         if step.wire in graph.wiring.leaves:
             result = graph.wiring.leaves[step.wire]
@@ -308,10 +314,18 @@ def _next(graph: _Graph, op: Op, step: _Step, findings: _Findings) -> list[_Step
         findings.convolutions.append(op.order)
     elif op.kind == "Concat":
         return _through_concat(graph, op, step, findings)
-    elif op.kind in _INPUTS_THAT_MOVE:
-        return _through_scatter(op, step, findings) if op.input(0) == step.wire else []
+    elif op.kind in SCATTERS:
+        return _through_scatter(graph, op, step, findings) if op.input(0) == step.wire else []
     elif op.kind == "Where" and step.wire in op.inputs[1:] and step.join is None:
-        return _through_where(op, step, findings)
+        return [_blended(graph, op, step, findings)]
+    elif op.kind in ("Mul", "Div", "Neg"):
+        return [replace(step, wire=op.outputs[0], computed=True, path=(*step.path, op.kind))]
+    elif op.kind == "Add" and step.computed:
+        return [
+            _blended(graph, op, step, findings)
+            if step.join is None
+            else replace(step, wire=op.outputs[0])
+        ]
     elif op.input(0) == step.wire:
         return _through_move(graph, op, step, findings)
     return []
@@ -324,7 +338,7 @@ def _note_product(graph: _Graph, op: Op, step: _Step, findings: _Findings) -> No
     if use is None:
         return
     findings.used_as(use.role, step, op.order)
-    if step.axes is not None:
+    if step.axes is not None and use.sequence is not None and use.depth is not None:
         findings.sequences.append(step.axes[use.sequence])
         findings.depths.append(step.axes[use.depth])
 
@@ -420,7 +434,9 @@ def _through_concat(graph: _Graph, op: Op, step: _Step, findings: _Findings) -> 
         picks=tuple(pick for pick in step.picks if axis != (pick[0],)),
         query_len=dropped[0] if dropped else None,
     )
-    findings.partners.extend((name, after) for name in op.inputs if name != step.wire)
+    partners = [name for name in op.inputs if name != step.wire]
+    findings.partners.extend((name, after) for name in partners)
+    _note_new_sizes(graph, step.axes, partners[0], findings)
     return [after]
 
 
@@ -437,7 +453,7 @@ def _origin(wiring: Wiring, wire: str) -> str:
     return wire
 
 
-def _through_scatter(op: Op, step: _Step, findings: _Findings) -> list[_Step]:
+def _through_scatter(graph: _Graph, op: Op, step: _Step, findings: _Findings) -> list[_Step]:
     """New tokens written into the past at given places."""
     place = {"ScatterND": 0, "TensorScatter": op.int_attribute("axis", -2)}.get(
         op.kind, op.int_attribute("axis", 0)
@@ -447,20 +463,33 @@ def _through_scatter(op: Op, step: _Step, findings: _Findings) -> list[_Step]:
     if op.kind == "TensorScatter":
         findings.row_lengths.add(lengths)
     join = _Join(update="scatter", axis=axis, op=op, row_lengths=lengths)
+    _note_new_sizes(graph, step.axes, op.input(1 if op.kind == "TensorScatter" else 2), findings)
     after = replace(step, wire=op.outputs[0], join=step.join or join, path=(*step.path, op.kind))
     return [after]
 
 
-def _through_where(op: Op, step: _Step, findings: _Findings) -> list[_Step]:
-    """New tokens chosen over the past's by a mask of places; the axis is the product's to tell."""
-    del findings
+def _blended(graph: _Graph, op: Op, step: _Step, findings: _Findings) -> _Step:
+    """New tokens take the past's place by a mask; the axis is for the product to tell."""
     join = _Join(update="scatter", axis=None, op=op)
-    return [replace(step, wire=op.outputs[0], join=join, path=(*step.path, "Where"))]
+    after = replace(step, wire=op.outputs[0], join=join, computed=False, path=(*step.path, op.kind))
+    _note_new_sizes(graph, step.axes, next(n for n in op.inputs if n != step.wire), findings)
+    return after
+
+
+def _note_new_sizes(graph: _Graph, axes: Axes | None, new: str, findings: _Findings) -> None:
+    """The dims of what the past is joined with: the graph computes them, heads and all."""
+    dims = graph.sizes.of(new)
+    if axes is None or dims is None or len(dims) != len(axes):
+        return
+    for axis, size in zip(axes, dims, strict=True):
+        part = _one(axis)
+        if part is not None and size is not None:
+            findings.new_sizes.setdefault(part, size)
 
 
 def _through_move(graph: _Graph, op: Op, step: _Step, findings: _Findings) -> list[_Step]:
     step = replace(step, path=(*step.path, op.kind))
-    if op.kind == "Split" and step.join is None:
+    if op.kind == "Split":
         return _split(op, step)
     if op.kind == "Slice":
         step = _sliced(graph, op, step)
@@ -500,10 +529,8 @@ def _sliced(graph: _Graph, op: Op, step: _Step) -> _Step:
     start = None if starts is None or starts[0] is None else starts[0].number
     if axis is None:
         return step
-    if step.join is None:
+    if step.join is None or step.join.axis is None or step.axes[axes[0]] != step.join.axis:
         return step if start is None else replace(step, picks=(*step.picks, (axis, start)))
-    if step.join.axis is None or step.axes[axes[0]] != step.join.axis:
-        return step
     return _cut(graph, op, step, start)
 
 
@@ -533,7 +560,7 @@ def _gathered(graph: _Graph, op: Op, step: _Step, findings: _Findings) -> _Step:
     if index is None or len(index) != 1:
         return step if dims is not None and len(dims) == 1 else replace(step, axes=None)
     place = _one(axes[axis])
-    if place is not None and step.join is None:
+    if place is not None:
         step = replace(step, picks=(*step.picks, (place, index[0])))
     if not graph.wiring.is_scalar(op.input(1)):
         return step

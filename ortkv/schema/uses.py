@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 _MOVES = frozenset(
     {"Identity", "Cast", "Unsqueeze", "Squeeze", "Reshape", "Expand", "Transpose", "Slice",
-     "Flatten", "Clip"}
+     "Flatten", "Clip", "Gather"}
 )  # fmt: skip
-_SHIFTS = frozenset({"Add", "Sub", "Mod"})
+_SHIFTS = frozenset({"Add", "Sub", "Mod", "Neg"})
 _ROTARY = frozenset({"Cos", "Sin", "RotaryEmbedding"})
 _ANGLES = frozenset({"MatMul", "Mul", "Einsum", "Concat"})
 _MEASURES = frozenset({"Shape", "Size"})
@@ -42,6 +42,7 @@ class Uses:
 
     rotary: whether it turns into angles.   writes: whether it says where to write.
     moves_rows: whether it picks rows of a cache.   mask: what it holds if it masks scores.
+    total: whether the new tokens' number is taken from it.   used: whether any op takes it.
     """
 
     tables: list[tuple[int, int]] = field(default_factory=list["tuple[int, int]"])
@@ -50,6 +51,7 @@ class Uses:
     writes: bool = False
     moves_rows: bool = False
     mask: MaskValues | None = None
+    total: bool = False
     used: bool = True
 
 
@@ -57,33 +59,74 @@ def uses_of(wiring: Wiring, spec: TensorSpec, pasts: Iterable[str]) -> Uses:
     """Follow an input through ops that leave its values whole, or shift them."""
     found, rows = Uses(), set(pasts)
     tables, slots = found.tables, found.slots
-    rotary = writes = moves_rows = False
-    front, seen = [spec.name], {spec.name}
+    rotary = moves_rows = False
+    front, seen, whole = [spec.name], {spec.name}, {spec.name}
     while front:
         wire = front.pop()
         for op in wiring.consumers(wire):
             place = op.inputs.index(wire)
             slot = _SLOTS.get((op.domain, op.kind, place))
-            if slot is not None:
+            if slot is not None and wire in whole:
                 slots.add(slot)
+            if op.kind == "Slice" and place == 1 and wire not in whole:
+                slots.add("num_logits_to_keep")
             table = _table(wiring, op, place)
             if table is not None:
                 tables.append(table)
             moves_rows |= op.kind == "Gather" and place == 1 and op.input(0) in rows
-            writes |= op.kind in ("ScatterND", "ScatterElements") and place == 1
             rotary |= op.kind in _ROTARY
             if _goes_on(op, wire) and op.outputs[0] not in seen:
                 seen.add(op.outputs[0])
                 front.append(op.outputs[0])
+                if op.kind in _MOVES and wire in whole:
+                    whole.add(op.outputs[0])
     return Uses(
         tables=tables,
         slots=slots,
         rotary=rotary,
-        writes=writes,
+        writes=_is_place(wiring, spec.name, rows),
         moves_rows=moves_rows,
+        total=_is_total(wiring, spec.name),
         mask=mask_values(wiring, spec.name, spec.dtype),
         used=bool(wiring.consumers(spec.name)),
     )
+
+
+_PLACES = _MOVES | _SHIFTS | {"Range", "Concat", "Tile", "Mul", "Equal", "Where", "Max", "Min"}
+
+
+_INDICES = (("ScatterND", 1), ("ScatterElements", 1), ("TensorScatter", 2))
+
+
+def _is_place(wiring: Wiring, name: str, pasts: set[str]) -> bool:
+    """Whether an input says where in a cache the new tokens go: an index, or a mask of places."""
+    front, seen = [name], {name}
+    while front:
+        wire = front.pop()
+        for op in wiring.consumers(wire):
+            if (op.kind, op.inputs.index(wire)) in _INDICES:
+                return True
+            of_past = any(_unpacked(wiring, data) in pasts for data in op.inputs if data != wire)
+            if op.kind in ("Where", "Mul") and of_past:
+                return True
+            goes_on = op.kind in _PLACES and (op.kind != "Gather" or op.input(0) == wire)
+            new = [out for out in op.outputs if goes_on and out not in seen]
+            seen.update(new)
+            front.extend(new)
+    return False
+
+
+def _is_total(wiring: Wiring, name: str) -> bool:
+    """Whether a number counts the new tokens too: the graph takes their number from it."""
+    front = [name]
+    while front:
+        wire = front.pop()
+        for op in wiring.consumers(wire):
+            if op.kind == "Sub" and op.input(0) == wire and wiring.number(op.input(1)) is None:
+                return True
+            if op.kind in _MOVES and op.input(0) == wire:
+                front.extend(op.outputs)
+    return False
 
 
 def _table(wiring: Wiring, op: Op, place: int) -> tuple[int, int] | None:
