@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from ortkv.errors import UnsupportedModel
+from ortkv.errors import InvalidRequest, UnsupportedModel
 from ortkv.feeds import Run, feed
 from ortkv.runtime import run
 from ortkv.signature import ONNX_TYPES, numpy_dtype
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ortkv.cache import Bound, Cache
     from ortkv.runtime import Session
-    from ortkv.schema import CacheSchema
+    from ortkv.schema import CacheEntry, CacheSchema
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 """onnxruntime neither takes nor gives numpy arrays of it, only their bytes."""
@@ -113,6 +113,8 @@ class Binding:
                     entry.present, device.kind, device.index, dtype, present.shape,
                     present.buffer.address,
                 )  # fmt: skip
+            if entry.update == "constant" and entry.present is None and present is not None:
+                raise _not_loaded(entry)
             self._bound[i] = (past, present)
 
     def _bind_logits(self, batch: int, query_len: int) -> None:
@@ -152,12 +154,12 @@ class _Embedder:
         self._dtype = numpy_dtype(graph.ids_dtype)
         self._io = graph.session.io_binding()
         self._ids: NDArray[Any] = np.empty(0)
-        self._io.bind_output(graph.embeds, "cpu")
 
     def embeds(self, tokens: NDArray[np.int64]) -> NDArray[Any]:
         """[batch, query_len, hidden]. Aliases: valid until the next call."""
         self._ids = np.ascontiguousarray(tokens, dtype=self._dtype)
         self._io.bind_cpu_input(self._graph.ids, self._ids)
+        self._io.bind_output(self._graph.embeds, "cpu")
         run(self._graph.session, self._io)
         self._value = self._io.get_outputs()[0]
         return self._value.numpy()
@@ -168,6 +170,13 @@ def _scored(schema: CacheSchema, query_len: int) -> tuple[int, ...]:
     inner = schema.logits_dims[1:-1]
     last_only = any(helper.kind == "num_logits_to_keep" for helper in schema.helpers)
     return tuple(1 if dim == 1 or last_only else query_len for dim in inner)
+
+
+def _not_loaded(entry: CacheEntry) -> InvalidRequest:
+    return InvalidRequest(
+        f"{entry.past} holds keys or values of the source, and the graph gives none out: expected "
+        "them to be loaded into the cache. Run the model's encoder first."
+    )
 
 
 def _check(schema: CacheSchema, embedding: EmbeddingGraph | None) -> None:

@@ -138,7 +138,7 @@ def _mask(helper: HelperInput, seen: NDArray[Any]) -> NDArray[Any]:
     if helper.values == "keep":
         return seen
     if helper.values == "drop":
-        return ~seen
+        return np.logical_not(seen)
     dtype = numpy_dtype(helper.dtype)
     return np.where(seen, dtype.type(0), _lowest(helper.name, dtype))
 
@@ -217,7 +217,8 @@ def _encoder_states(helper: HelperInput, run: Run) -> NDArray[Any]:
 def _encoder_mask(helper: HelperInput, run: Run) -> NDArray[Any]:
     """[batch, source_len], or [batch, 1, 1, source_len]: whether it is the row's own."""
     states, lengths = _source(helper, run)
-    seen = np.less(np.arange(states.shape[1]), np.array(lengths)[:, None])
+    source_len: int = states.shape[1]
+    seen = np.arange(source_len) < np.array(lengths)[:, None]
     return _mask(helper, _raised(seen, len(helper.dims)))
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ortkv.cache.tensors import Bound, Tensors, batch_of
-from ortkv.errors import InvalidRequest
 from ortkv.runtime import Buffer
 from ortkv.signature import numpy_dtype
 
@@ -91,13 +90,12 @@ class ConstantSlot:
         self._past = self._tensors.bound(0)
         self._present: Bound | None = self._tensors.bound(source_len)
 
-    def prepare(self, past_len: int, query_len: int) -> tuple[Bound, Bound | None]:  # noqa: ARG002
-        if self._present is None or past_len == 0:
-            return self._past, self._present
-        raise InvalidRequest(
-            f"{self._tensors.entry.past} holds keys or values of the source that no first run gave "
-            "out: expected them to be loaded into the cache before its tokens."
-        )
+    def prepare(
+        self,
+        past_len: int,  # noqa: ARG002
+        query_len: int,  # noqa: ARG002
+    ) -> tuple[Bound, Bound | None]:
+        return self._past, self._present
 
     def key_axis(self, past_len: int, query_len: int) -> tuple[int, int]:  # noqa: ARG002
         return self._source_len, 0

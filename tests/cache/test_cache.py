@@ -191,7 +191,7 @@ layouts = pytest.mark.parametrize("layout", LAYOUTS)
 
 @both
 @layouts
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "uint8"])
 def test_a_cache_holds_what_the_runs_wrote_in_the_canonical_layout(
     update: str, layout: str, dtype: str
 ) -> None:
