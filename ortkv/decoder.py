@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ortkv.binding import Binding
+from ortkv.binding import Binding, EmbeddingGraph
 from ortkv.cache import Cache
 
 if TYPE_CHECKING:
@@ -36,12 +36,22 @@ class PrefillGraph:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedGraph:
-    """What every decoder of one model shares."""
+    """What every decoder of one model shares.
+
+    ``embedding``: makes embeddings of token ids, where ``schema.embeds``.
+    """
 
     session: Session
     schema: CacheSchema
     device: Device
     prefill: PrefillGraph | None = None
+    embedding: EmbeddingGraph | None = None
+
+    def first(self) -> PrefillGraph | None:
+        """The graph of first runs, where these bind other tensors than later ones do."""
+        if self.prefill is None and any(e.update == "constant" for e in self.schema.entries):
+            return PrefillGraph(session=self.session, schema=self.schema)
+        return self.prefill
 
 
 class Decoder:
@@ -50,10 +60,12 @@ class Decoder:
     def __init__(self, graph: LoadedGraph, cache: Cache | None = None) -> None:
         self.graph = graph
         self.cache = cache or Cache(graph.schema, graph.device)
-        self._binding = Binding(graph.session, graph.schema, self.cache)
-        self._first = self._binding
-        if graph.prefill is not None:
-            self._first = Binding(graph.prefill.session, graph.prefill.schema, self.cache)
+        self._binding = self._bound(graph.session, graph.schema)
+        first = graph.first()
+        self._first = self._binding if first is None else self._bound(first.session, first.schema)
+
+    def _bound(self, session: Session, schema: CacheSchema) -> Binding:
+        return Binding(session, schema, self.cache, self.graph.embedding if schema.embeds else None)
 
     def prefill(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Run new tokens of a cache of one row, in chunks.
@@ -65,8 +77,7 @@ class Decoder:
         start = 0
         while start < len(tokens):
             end = start + self._chunk_len(len(tokens) - start)
-            binding = self._binding if self.cache.past_len else self._first
-            logits = binding.run(np.array([tokens[start:end]]))
+            logits = self._next().run(np.array([tokens[start:end]]))
             start = end
         return logits[0]
 
@@ -76,7 +87,10 @@ class Decoder:
         tokens: one id a row.   Returns: [batch, vocab_size] float32.
         Aliases: valid until the next run.   Changes: the cache, by one token a row.
         """
-        return self._binding.run(np.array(tokens)[:, None])
+        return self._next().run(np.array(tokens)[:, None])
+
+    def _next(self) -> Binding:
+        return self._binding if self.cache.past_len else self._first
 
     def _chunk_len(self, num_left: int) -> int:
         """Tokens of the next run: what the graph takes, within bounded memory."""

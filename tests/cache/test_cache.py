@@ -5,6 +5,7 @@ buffer at each row's own end (in_place).
 """
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,23 +20,66 @@ from ortkv.errors import InvalidRequest
 from ortkv.runtime import CPU
 from ortkv.schema import CacheEntry, CacheSchema
 
-LAYOUTS = ("BHSD", "BSHD", "BHDS", "2BHSD")
-UPDATES = ("concat", "in_place")
-HEADS, DEPTH = 2, 3
+LAYOUTS = (
+    "BHSD", "BSHD", "BHDS", "2BHSD", "(BH)SD", "(BH)DS", "BS(HD)", "LBS(HD)", "BS(2D)", "HBSD",
+    "SBHD", "L2SBHD",
+)  # fmt: skip
+HEADS, DEPTH, LAYERS, FEW = 2, 3, 2, 4
 
 
-def entry_of(layout: str, update: Any, dtype: str = "float32", layer: int = 0) -> CacheEntry:
+@dataclass(frozen=True)
+class Rule:
+    """An update rule as a schema says it, and at which end rows are then."""
+
+    update: Any
+    row_alignment: Any = "end"
+    capacity: int | None = None
+    window: int | None = None
+
+    def kept(self, tokens: list[int]) -> list[int]:
+        """What is held of a row: a window drops the oldest."""
+        slides = self.update == "window" or self.window is not None
+        most = self.capacity or self.window
+        return tokens[-most:] if slides and most else tokens
+
+
+RULES = {
+    "concat": Rule("concat"),
+    "in_place": Rule("in_place", "start"),
+    "in_place fixed": Rule("in_place", "start", capacity=300),
+    "scatter": Rule("scatter", "start"),
+    "scatter at the end": Rule("scatter", "end"),
+    "scatter fixed": Rule("scatter", "start", capacity=300),
+    "delta": Rule("delta"),
+    "delta fixed": Rule("delta", capacity=300),
+    "delta window": Rule("delta", window=FEW),
+    "delta window fixed": Rule("delta", capacity=FEW, window=FEW),
+    "window": Rule("window", window=FEW),
+    "window fixed": Rule("window", capacity=FEW, window=FEW),
+    "window fixed alone": Rule("window", capacity=FEW),
+}
+
+
+def rule_of(entry: CacheEntry) -> Rule:
+    return RULES[str(entry.past).rsplit(".", 1)[0]]
+
+
+def entry_of(layout: str, name: str, dtype: str = "float32", layer: int = 0) -> CacheEntry:
+    rule = RULES[name]
     return CacheEntry(
         layer=layer,
         role="key_value" if "2" in layout else "key",
-        past=f"past{layer}",
-        present=f"present{layer}",
+        past=f"{name}.{layer}",
+        present=f"present.{layer}",
         layout=layout,
-        update=update,
+        update=rule.update,
         dtype=dtype,
-        num_kv_heads=HEADS,
+        num_kv_heads=HEADS if "H" in layout else 1,
         head_dim=DEPTH,
         evidence=(),
+        num_layers=LAYERS if "L" in layout else 1,
+        capacity=rule.capacity,
+        window=rule.window,
     )
 
 
@@ -47,7 +91,7 @@ def schema_of(*entries: CacheEntry) -> CacheSchema:
         fixed_query_len=None,
         one_token_steps=False,
         quantized=False,
-        row_alignment="start" if any(e.update == "in_place" for e in entries) else "end",
+        row_alignment=rule_of(entries[0]).row_alignment,
         takes_ragged_rows=True,
         helpers=(),
         logits="logits",
@@ -58,40 +102,68 @@ def schema_of(*entries: CacheEntry) -> CacheSchema:
 
 
 def values(entry: CacheEntry, tokens: list[int]) -> NDArray[Any]:
-    """[(2,) heads, len(tokens), head_dim]: a token's content, other in every place."""
-    stacked = (2,) if "2" in entry.layout else ()
-    shape = (*stacked, HEADS, 1, DEPTH)
+    """[(layers,) (2,) heads, len(tokens), head_dim]: a token's content, other in every place."""
+    sizes = {"L": LAYERS, "2": 2, "H": HEADS, "S": 1, "D": DEPTH}
+    shape = tuple(sizes[letter] for letter in "L2HSD" if letter in entry.letters)
     places = 1 + np.arange(math.prod(shape)).reshape(shape)
-    numbers = (1 - 2 * entry.layer) * (places + 16 * np.array(tokens)[:, None])
-    return numbers.astype(entry.dtype)
+    at_s = len(shape) - 2
+    each = [places + 64 * token for token in tokens] or [
+        places[(slice(None),) * at_s + (slice(0),)]
+    ]
+    return ((1 - 2 * entry.layer) * np.concatenate(each, axis=at_s)).astype(entry.dtype)
 
 
 def view(bound: Bound, entry: CacheEntry) -> NDArray[Any]:
-    """A bound tensor's own memory as [batch, (2,) heads, length, head_dim]."""
-    raw = bound.buffer.read()[: math.prod(bound.shape) * np.dtype(entry.dtype).itemsize]
-    array = raw.view(entry.dtype).reshape(bound.shape)
-    letters = [letter for letter in "B2HSD" if letter in entry.layout]
-    return array.transpose([entry.layout.index(letter) for letter in letters])
+    """A bound tensor's own memory as [batch, (layers,) (2,) heads, length, head_dim]."""
+    size = math.prod(bound.shape)
+    raw = bound.buffer.read()[: size * np.dtype(entry.dtype).itemsize]
+    sizes = {"L": LAYERS, "2": 2, "H": HEADS, "D": DEPTH, "B": 0, "S": 0}
+    whole = raw.view(entry.dtype).reshape(bound.shape)
+    for place, merged in enumerate(re.findall(r"\(.*?\)|.", entry.layout)):
+        if merged in ("B", "S"):
+            sizes[merged] = bound.shape[place]
+        elif merged == "(BH)":
+            sizes["B"] = bound.shape[place] // HEADS
+    array = whole.reshape([sizes[letter] for letter in entry.letters])
+    letters = [letter for letter in "BL2HSD" if letter in entry.letters]
+    return array.transpose([entry.letters.index(letter) for letter in letters])
 
 
 def run(cache: Cache, new: list[list[int]]) -> None:
     """What a graph does with the same number of new tokens for every row."""
     query_len = len(new[0])
-    past_len = cache.past_len
     bounds = cache.prepare(query_len)
     for entry, (past, present) in zip(cache.schema.entries, bounds, strict=True):
+        assert present is not None
         old, out = view(past, entry), view(present, entry)
-        for row, tokens in enumerate(new):
-            if entry.update == "in_place":
-                assert past is present
-                start = cache.lengths[row]
-            else:
-                assert out.shape[-2] == past_len + query_len
-                assert past.buffer.address != present.buffer.address
-                out[row, ..., :past_len, :] = old[row]
-                start = past_len
-            out[row, ..., start : start + query_len, :] = values(entry, tokens)
+        fresh = np.stack([values(entry, tokens) for tokens in new])
+        write(cache, entry, old, out, fresh)
+        assert (past is present) == (entry.update == "in_place")
+        assert (past.buffer is present.buffer) == (entry.update == "in_place")
     cache.commit(query_len)
+
+
+def write(
+    cache: Cache, entry: CacheEntry, old: NDArray[Any], out: NDArray[Any], fresh: NDArray[Any]
+) -> None:
+    """One entry's present [batch, .., length, head_dim], as its rule makes it of past and new."""
+    rule, past_len, query_len = rule_of(entry), cache.past_len, fresh.shape[-2]
+    if rule.update in ("in_place", "scatter"):
+        assert out.shape == old.shape
+        out[...] = old
+        for row, length in enumerate(cache.lengths):
+            start = length if rule.row_alignment == "start" else past_len
+            out[row, ..., start : start + query_len, :] = fresh[row]
+        return
+    held = len(rule.kept(list(range(past_len))))
+    assert old.shape[-2] == (rule.capacity or held)
+    assert not old[..., : old.shape[-2] - held, :].any()
+    if rule.update == "delta":
+        out[...] = fresh
+        return
+    whole = np.concatenate([old, fresh], axis=-2)
+    wanted = rule.capacity or len(rule.kept(list(range(past_len + query_len))))
+    out[...] = whole[..., whole.shape[-2] - wanted :, :]
 
 
 def assert_holds(cache: Cache, rows: list[list[int]]) -> None:
@@ -99,7 +171,8 @@ def assert_holds(cache: Cache, rows: list[list[int]]) -> None:
     assert (cache.batch, cache.past_len) == (len(rows), max(map(len, rows)))
     for entry in cache.schema.entries:
         for i, row in enumerate(rows):
-            np.testing.assert_array_equal(cache.tensor(entry, i), values(entry, row))
+            wanted = values(entry, rule_of(entry).kept(row))
+            np.testing.assert_array_equal(cache.tensor(entry, i), wanted)
 
 
 def cache_of(tokens: list[int], *entries: CacheEntry) -> Cache:
@@ -112,13 +185,13 @@ def cache_of(tokens: list[int], *entries: CacheEntry) -> Cache:
     return cache
 
 
-both = pytest.mark.parametrize("update", UPDATES)
+both = pytest.mark.parametrize("update", RULES)
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
 
 
 @both
 @layouts
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "uint8"])
 def test_a_cache_holds_what_the_runs_wrote_in_the_canonical_layout(
     update: str, layout: str, dtype: str
 ) -> None:
@@ -148,14 +221,16 @@ def test_a_tensor_is_a_copy(update: str, layout: str) -> None:
 @both
 @layouts
 @pytest.mark.parametrize("length", [0, 1, 3, 5])
-def test_truncate_keeps_the_first_tokens_and_goes_on_from_there(
+def test_truncate_keeps_the_first_tokens_or_says_how_many_and_goes_on_from_there(
     update: str, layout: str, length: int
 ) -> None:
-    cache = cache_of([1, 2, 3, 4, 5], entry_of(layout, update))
-    cache.truncate(length)
+    tokens = [1, 2, 3, 4, 5]
+    cache = cache_of(tokens, entry_of(layout, update))
+    wanted = length if RULES[update].kept(tokens) == tokens or length == 5 else 0
+    assert cache.truncate(length) == wanted
     run(cache, [[9]])
     run(cache, [[8, 7]])
-    assert_holds(cache, [[*range(1, length + 1), 9, 8, 7]])
+    assert_holds(cache, [[*range(1, wanted + 1), 9, 8, 7]])
 
 
 @both
@@ -192,7 +267,7 @@ def test_rows_join_and_go_on_together(update: str, layout: str, rows: list[list[
         assert_holds(part, [[*row, 90]])
 
 
-@both
+@pytest.mark.parametrize("update", ["concat", "in_place"])
 def test_padding_lies_on_the_side_the_schema_says_and_holds_no_garbage(update: str) -> None:
     """Not even NaN times a mask of zero may reach a row: what is not a token is zero."""
     entry = entry_of("BHSD", update)
@@ -253,16 +328,16 @@ def test_bytes_are_counted(layout: str, stacked: int, dtype: str, size: int) -> 
     assert cache.num_bytes == 64 * 3 * schema.bytes_per_token
 
 
-@both
+@pytest.mark.parametrize("update", ["concat", "in_place", "scatter", "delta"])
 def test_memory_follows_the_tokens(update: str) -> None:
-    """Capacity is a quarter above need, in steps of 64; concat has two buffers of it at most."""
+    """Capacity is a quarter above need, in steps of 64; others have two buffers of it at most."""
     cache = Cache(schema_of(entry_of("BHSD", update)), CPU)
     per_token = cache.schema.bytes_per_token
     for token in range(300):
         run(cache, [[token]])
         need = cache.past_len * per_token
         limit = (cache.past_len * 5 // 4 + 64) * per_token
-        assert need <= cache.num_bytes <= limit * (2 if update == "concat" else 1)
+        assert need <= cache.num_bytes <= limit * (1 if update == "in_place" else 2)
 
 
 def test_an_in_place_buffer_is_bound_once_until_it_grows() -> None:
@@ -279,10 +354,11 @@ def test_an_in_place_buffer_is_bound_once_until_it_grows() -> None:
 
 
 def test_a_run_that_was_prepared_and_failed_changes_nothing() -> None:
-    entries = [entry_of("BHSD", update, layer=i) for i, update in enumerate(UPDATES)]
-    for entry in entries:
+    for update in RULES:
+        entry = entry_of("BHSD", update)
         cache = cache_of([1, 2, 3], entry)
         _, present = cache.prepare(100)[0]
+        assert present is not None
         view(present, entry)[..., 3:, :] = np.nan
         assert_holds(cache, [[1, 2, 3]])
         run(cache, [[4, 5]])
@@ -313,6 +389,8 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(data=st.data(), query_len=st.sampled_from([1, 1, 2, 70]))
     def extend(self, data: st.DataObject, query_len: int) -> None:
         held = self.pick(data)
+        if max(map(len, held.rows)) + query_len > 300:
+            return
         start = self.next = self.next + 1
         new = [[(start + 7 * i + j) % 97 for j in range(query_len)] for i in range(len(held.rows))]
         run(held.cache, new)
@@ -323,8 +401,9 @@ class CacheMachine(RuleBasedStateMachine):
         held = self.pick(data)
         if len(held.rows) == 1:
             length = round(share * len(held.rows[0]))
-            held.cache.truncate(length)
-            held.rows = [held.rows[0][:length]]
+            kept = held.cache.truncate(length)
+            assert kept == length or kept == 0
+            held.rows = [held.rows[0][:kept]]
 
     @precondition(lambda self: len(self.held) < 4)
     @rule(data=st.data())
@@ -353,12 +432,12 @@ class CacheMachine(RuleBasedStateMachine):
             assert_holds(held.cache, held.rows)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["BSHD", "(BH)DS", "L2SBHD"])
 @both
 def test_any_order_of_verbs_leaves_every_cache_with_its_own_rows(update: str, layout: str) -> None:
     entries = (entry_of(layout, update), entry_of("BHSD", update, layer=1))
     machine = type("Machine", (CacheMachine,), {"entries": entries})
     machine.TestCase.settings = settings(
-        max_examples=15, stateful_step_count=15, deadline=None, derandomize=True, database=None
+        max_examples=10, stateful_step_count=15, deadline=None, derandomize=True, database=None
     )
     machine.TestCase("runTest").runTest()

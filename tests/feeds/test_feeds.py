@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ortkv.feeds import Run, feed
+from ortkv.feeds import KeyAxis, Run, feed
 from ortkv.schema import HelperInput, HelperKind
 
 EQUAL = (3, 3)
@@ -17,7 +17,9 @@ def fed(kind: HelperKind, run: Run, dtype: str = "int64", rank: int = 2) -> np.n
 
 
 def run_of(lengths: tuple[int, ...], query_len: int, alignment: Any) -> Run:
-    return Run(list(lengths), max(lengths), query_len, alignment)
+    past_len = max(lengths)
+    axis = KeyAxis(past_len + query_len, past_len, alignment)
+    return Run(list(lengths), past_len, query_len, (axis,))
 
 
 @pytest.mark.parametrize(
@@ -67,9 +69,9 @@ def test_positions_count_each_rows_own_tokens(
         ("last_positions", 1, (0,), 5, [4]),
         ("last_positions", 2, RAGGED, 1, [[3], [1], [0]]),
         ("past_length", 0, EQUAL, 2, 3),
-        ("past_length", 1, EQUAL, 2, [3]),
+        ("past_length", 1, RAGGED, 2, [3, 1, 0]),
         ("total_length", 0, RAGGED, 2, 5),
-        ("total_length", 1, RAGGED, 2, [5]),
+        ("total_length", 1, RAGGED, 2, [5, 3, 2]),
         ("num_logits_to_keep", 0, EQUAL, 4, 1),
         ("num_logits_to_keep", 1, EQUAL, 4, [1]),
     ],
