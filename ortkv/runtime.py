@@ -389,7 +389,7 @@ def _name_and_options(entry: object) -> tuple[str, dict[str, Any]]:
         return entry, {}
     pair = cast("tuple[Any, ...]", entry) if isinstance(entry, tuple) else ()
     if len(pair) == 2 and isinstance(pair[0], str) and isinstance(pair[1], dict):
-        return pair[0], pair[1]
+        return pair[0], cast("dict[str, Any]", pair[1])
     raise InvalidRequest(
         f"found {entry!r} in the list of providers: expected the name of a provider, or a tuple "
         "of its name and a dict of its options."
