@@ -62,6 +62,8 @@ def _reported(command: Callable[..., None]) -> Callable[..., None]:
             raise
         except OSError as error:
             _fail(f"the output cannot be written: {error.strerror or error}.", debug=debug)
+        except MemoryError:
+            _fail("memory ran out: use a shorter prompt or a smaller model.", debug=debug)
         except Exception as error:  # noqa: BLE001 - the last door: no traceback reaches a user
             _fail(f"a defect in ortkv or below, {type(error).__name__}: {error}", debug=debug)
 

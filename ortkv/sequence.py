@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """What every sequence of one model shares. ``text``, or the reason why there is none."""
+    """What every sequence of one model shares. ``text`` is an error where there is no tokenizer."""
 
     graph: LoadedGraph
     text: Text | TokenizerMissing
@@ -81,7 +81,7 @@ class SequenceState:
 
     @property
     def cache(self) -> Cache:
-        """The sequence's cache, to look into. Aliases: changes as the sequence does."""
+        """The sequence's cache, for reading. Aliases: changes with the sequence."""
         return self._decoder.cache
 
     @property
@@ -188,7 +188,7 @@ class SequenceState:
         return [emitted.token for emitted in decode([self], config, text=False)]
 
     def stream(self, **settings: object) -> Iterator[str]:
-        """As ``generate``, in pieces as they come, each of whole characters."""
+        """As ``generate``, in pieces as they are generated, each of whole characters."""
         config = self._model.defaults.updated(**settings)
         self._model.require_text()
         return (e.text for e in decode([self], config, text=True) if e.text)
@@ -215,7 +215,7 @@ class SequenceState:
         return token
 
     def text_stream(self, config: GenerationConfig) -> TextStream:
-        """A stream of the text that follows the sequence's tokens."""
+        """A TextStream of what follows the sequence's tokens."""
         return self._model.require_text().stream(self._tokens, config.stop_strings)
 
     def room(self) -> int | None:
@@ -245,7 +245,7 @@ class SequenceState:
         return Decoder(self._model.graph, Cache.joined([s.cache for s in sequences]))
 
     def release(self) -> None:
-        """Give the cache's memory back; it is computed again when the sequence is used."""
+        """Free the cache's memory; the cache is computed again when the sequence is next used."""
         self._decoder = Decoder(self._model.graph)
         self._scores = None
 
@@ -267,7 +267,10 @@ class SequenceState:
         else:
             ids = _token_ids(prompt)
         if not ids and not self._tokens:
-            raise InvalidRequest("the prompt is empty: expected text, or at least one token id.")
+            raise InvalidRequest(
+                "the prompt is empty: expected text, or at least one token id. Start with the "
+                "model's BOS token if there is nothing to say."
+            )
         width = self._model.graph.schema.vocab_size
         wrong = [i for i in ids if i < 0 or (width is not None and i >= width)]
         if wrong:
@@ -356,9 +359,9 @@ class _Batch:
 def decode(
     sequences: Sequence[SequenceState], config: GenerationConfig, *, text: bool
 ) -> Generator[Emitted, None, None]:
-    """Lengthen every sequence until it ends; rows come as they are chosen.
+    """Add tokens to every sequence until it ends. Yields: each token as it is chosen.
 
-    text: whether to decode it; stop strings need it and bring it about.
+    text: whether to decode the tokens to text; stop strings need that, and turn it on.
     Raises: ContextLengthExceeded where a sequence has no room for a single token;
     InvalidRequest where one is changed by others before it ends.
     """
@@ -411,7 +414,8 @@ def _decode_group(rows: list[_Row], config: GenerationConfig) -> Iterator[Emitte
 def _token_ids(prompt: object) -> list[int]:
     if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Iterable):
         raise InvalidRequest(
-            f"the prompt is of type {type(prompt).__name__}: expected text or a list of token ids."
+            f"found a prompt of type {type(prompt).__name__}: expected a str, or a list of token "
+            "ids. Decode bytes first."
         )
     return [_token_id(value) for value in cast("Iterable[object]", prompt)]
 
