@@ -250,7 +250,7 @@ class SequenceState:
         self._scores = None
 
     def _append(self, new: Sequence[int]) -> None:
-        self._num_changes += 1
+        self._num_changes += bool(new)
         self._tokens += new
 
     def _undo_to(self, length: int) -> None:

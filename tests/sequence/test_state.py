@@ -326,7 +326,8 @@ def test_looking_at_a_sequence_does_not_stop_its_generation(generator: Generator
     expected = generator.generate_ids([[1, 2, 3], [4, 5, 6]], max_new_tokens=5, eos_token_id=None)
     config = GenerationConfig(max_new_tokens=5)
     for emitted in decode(sequences, config, text=False):
-        _ = sequences[emitted.row].logits, sequences[emitted.row].fork().extend([1])
+        sequence = sequences[emitted.row]
+        _ = sequence.logits, sequence.fork().extend([1]), sequence.extend([])
     assert [s.tokens[3:] for s in sequences] == expected
 
 
