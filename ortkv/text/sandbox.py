@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -65,7 +66,9 @@ def _limit_this_process() -> None:
         (resource.RLIMIT_AS, MEMORY_LIMIT_BYTES),
         (resource.RLIMIT_CORE, 0),
     ):
-        resource.setrlimit(kind, (most, most))
+        # Refused where the process has a stricter limit already, or the system none of this kind.
+        with suppress(ValueError, OSError):
+            resource.setrlimit(kind, (most, most))
 
 
 def _try() -> None:

@@ -197,6 +197,18 @@ def test_a_template_that_is_a_bomb_is_refused_and_the_model_lives(bomb: str) -> 
     assert text.encode("hello", first=False)
 
 
+def test_a_template_is_tried_under_a_stricter_limit_too() -> None:
+    """A process may not raise a limit that it was given."""
+    code = (
+        "import resource\n"
+        "resource.setrlimit(resource.RLIMIT_CPU, (1, 1))\n"
+        "from ortkv.text.template import render_chat\n"
+        "print(render_chat('{{ messages[0].content }}', [{'content': 'fine'}], {}))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert result.stdout == b"fine\n", result.stderr
+
+
 def test_a_template_is_tried_once_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
     start = subprocess.Popen.__init__
