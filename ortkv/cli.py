@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import inspect as introspection
 import os
 import sys
 import time
+import warnings
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,33 +40,6 @@ ProviderName = Annotated[
 Threads = Annotated[
     int | None, _option("--threads", min=1, help="Threads; default: every core allowed.")
 ]
-MaxNewTokens = Annotated[
-    int | None, _option("--max-new-tokens", "-n", help="Stop after this many tokens.")
-]
-Sample = Annotated[
-    bool | None,
-    _option("--do-sample/--greedy", help="Draw tokens, or take the likeliest."),
-]
-Temperature = Annotated[float | None, _option(help="Implies --do-sample; 0 means --greedy.")]
-TopK = Annotated[
-    int | None, _option(help="Draw from the k likeliest; 0 for all. Implies --do-sample.")
-]
-TopP = Annotated[
-    float | None, _option(help="Draw from the likeliest that hold this mass. Implies --do-sample.")
-]
-MinP = Annotated[
-    float | None,
-    _option(
-        help="Draw from tokens at least this fraction as likely as the best. Implies --do-sample."
-    ),
-]
-RepetitionPenalty = Annotated[float | None, _option(help="Above 1: repeat less.")]
-Stop = Annotated[
-    list[str] | None,
-    _option(
-        "--stop", help="End before this text (\\n, \\t); repeatable.", allow_from_autoenv=False
-    ),
-]
 Seed = Annotated[int | None, _option(help="Seed of the random numbers that --do-sample draws.")]
 Json = Annotated[bool, _option("--json", help="One JSON document on stdout.")]
 Debug = Annotated[bool, _option("--debug", help="Show the traceback of an error.")]
@@ -87,6 +62,8 @@ def _reported(command: Callable[..., None]) -> Callable[..., None]:
             raise
         except OSError as error:
             _fail(f"the output cannot be written: {error.strerror or error}.", debug=debug)
+        except MemoryError:
+            _fail("memory ran out: use a shorter prompt or a smaller model.", debug=debug)
         except Exception as error:  # noqa: BLE001 - the last door: no traceback reaches a user
             _fail(f"a defect in ortkv or below, {type(error).__name__}: {error}", debug=debug)
 
@@ -101,15 +78,38 @@ def _fail(message: str, *, debug: bool) -> None:
 
 
 def _settings(  # noqa: PLR0913 - one argument an option
-    max_new_tokens: int | None,
-    do_sample: bool | None,
-    temperature: float | None,
-    top_k: int | None,
-    top_p: float | None,
-    min_p: float | None,
-    repetition_penalty: float | None,
-    stop: list[str] | None,
-    seed: int | None,
+    *,
+    max_new_tokens: Annotated[
+        int | None, _option("--max-new-tokens", "-n", help="Stop after this many tokens.")
+    ] = None,
+    do_sample: Annotated[
+        bool | None, _option("--do-sample/--greedy", help="Draw tokens, or take the likeliest.")
+    ] = None,
+    temperature: Annotated[
+        float | None, _option(help="Implies --do-sample; 0 means --greedy.")
+    ] = None,
+    top_k: Annotated[
+        int | None, _option(help="Draw from the k likeliest; 0 for all. Implies --do-sample.")
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        _option(help="Draw from the likeliest that hold this mass. Implies --do-sample."),
+    ] = None,
+    min_p: Annotated[
+        float | None,
+        _option(
+            help="Draw from tokens at least this fraction as likely as the best. Implies "
+            "--do-sample."
+        ),
+    ] = None,
+    repetition_penalty: Annotated[float | None, _option(help="Above 1: repeat less.")] = None,
+    stop: Annotated[
+        list[str] | None,
+        _option(
+            "--stop", help="End before this text (\\n, \\t); repeatable.", allow_from_autoenv=False
+        ),
+    ] = None,
+    seed: Seed = None,
 ) -> dict[str, Any]:
     """The settings that were given; a sampling option without --greedy means --do-sample."""
     if do_sample is None and temperature == 0:
@@ -131,6 +131,24 @@ def _settings(  # noqa: PLR0913 - one argument an option
     return {name: value for name, value in given.items() if value is not None}
 
 
+def _takes_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with the options of ``_settings`` in the place of its argument ``settings``."""
+    own = introspection.signature(command, eval_str=True)  # typer takes it as it is
+    options = introspection.signature(_settings, eval_str=True).parameters
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        chosen = {name: given.pop(name) for name in options}
+        command(**given, settings=_settings(**chosen))
+
+    parameters: list[introspection.Parameter] = []
+    for parameter in own.parameters.values():
+        parameters += options.values() if parameter.name == "settings" else [parameter]
+    run.__annotations__ = {**command.__annotations__, **_settings.__annotations__}
+    setattr(run, "__signature__", own.replace(parameters=parameters))  # noqa: B010 - untyped
+    return run
+
+
 @app.callback(invoke_without_command=True)
 def _root(
     version: Annotated[
@@ -146,20 +164,14 @@ def _root(
 
 @app.command()
 @_reported
+@_takes_settings
 def generate(  # noqa: PLR0913
     path: Model,
     prompt: Annotated[
         str | None, _option("--prompt", "-p", help="Text to continue; default: stdin.")
     ] = None,
-    max_new_tokens: MaxNewTokens = None,
-    do_sample: Sample = None,
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    repetition_penalty: RepetitionPenalty = None,
-    stop: Stop = None,
-    seed: Seed = None,
+    *,
+    settings: dict[str, Any],
     echo: Annotated[bool, _option("--echo", help="Print the prompt too.")] = False,
     stats: Annotated[bool, _option("--stats", help="Timings on stderr at the end.")] = False,
     provider: ProviderName = "cpu",
@@ -171,9 +183,6 @@ def generate(  # noqa: PLR0913
     from ortkv.generator import Generator
 
     text = _text_on_stdin() if prompt is None else prompt
-    settings = _settings(
-        max_new_tokens, do_sample, temperature, top_k, top_p, min_p, repetition_penalty, stop, seed
-    )
     generator = Generator(path, provider=provider, threads=threads)
     _say_provider(provider, generator.provider)
     start = time.perf_counter()
@@ -194,18 +203,12 @@ def generate(  # noqa: PLR0913
 
 @app.command()
 @_reported
-def chat(  # noqa: PLR0913
+@_takes_settings
+def chat(
     path: Model,
     system: Annotated[str | None, _option(help="System message.")] = None,
-    max_new_tokens: MaxNewTokens = None,
-    do_sample: Sample = None,
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    repetition_penalty: RepetitionPenalty = None,
-    stop: Stop = None,
-    seed: Seed = None,
+    *,
+    settings: dict[str, Any],
     provider: ProviderName = "cpu",
     threads: Threads = None,
     debug: Debug = False,
@@ -214,9 +217,6 @@ def chat(  # noqa: PLR0913
     del debug
     from ortkv.generator import Generator
 
-    settings = _settings(
-        max_new_tokens, do_sample, temperature, top_k, top_p, min_p, repetition_penalty, stop, seed
-    )
     generator = Generator(path, provider=provider, threads=threads)
     generator.defaults.updated(**settings)
     opening = [{"role": "system", "content": system}] if system else []
@@ -314,10 +314,15 @@ def main() -> None:
     out: object = sys.stdout
     if isinstance(out, TextIOWrapper):
         out.reconfigure(errors="replace")
+    warnings.formatwarning = _warning_line
     try:
         app()
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _warning_line(message: object, *_: object) -> str:
+    return f"warning: {' '.join(str(message).split())}\n"
 
 
 def _say_provider(asked: str, taken: str) -> None:

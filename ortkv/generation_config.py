@@ -27,7 +27,8 @@ class GenerationConfig:
     temperature > 0, top_k >= 0 (0: off), 0 < top_p <= 1, 0 <= min_p <= 1, 0 < typical_p <= 1,
     repetition_penalty > 0, no_repeat_ngram_size >= 0 (0: off).
     suppress_tokens: ids that are never chosen.
-    seed: of this sequence's random numbers; None draws a fresh one.
+    seed: of the sequence's random numbers; None keeps those that it has, which are
+    unpredictable at its start.
 
     Source of names and meanings: transformers 5, generation/configuration_utils.py.
     """
@@ -71,7 +72,7 @@ class GenerationConfig:
         unknown = sorted(set(changes) - known)
         if unknown:
             raise InvalidRequest(
-                f"unknown generation setting {', '.join(unknown)}: expected "
+                f"unknown generation setting {', '.join(unknown)}: expected one of "
                 f"{', '.join(sorted(known))}."
             )
         return replace(self, **{name: _plural(name, v) for name, v in changes.items()})
@@ -113,7 +114,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "exponential_decay_length_penalty": (None,),
     "watermarking_config": (None,),
 }
-"""Settings ortkv does not have that change the text, with the values that do nothing."""
+"""Settings that change the text and that ortkv does not have, with their values that do nothing."""
 
 
 def from_file(data: Mapping[str, Any]) -> GenerationConfig:
@@ -132,8 +133,8 @@ def from_file(data: Mapping[str, Any]) -> GenerationConfig:
     missing = sorted(k for k, v in data.items() if k in _NEUTRAL and v not in _NEUTRAL[k])
     if missing:
         warnings.warn(
-            f"generation_config.json sets {', '.join(missing)}, which ortkv does not have: "
-            "generating without.",
+            f"generation_config.json sets {', '.join(missing)}, which ortkv does not have: the "
+            "text is generated without.",
             stacklevel=2,
         )
     try:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Generator:
-    """A model on an execution provider.
+    """A model on an execution provider, ready to run.
 
     path: a folder, an .onnx file, or the id of a hub repository.
     provider: 'cpu', 'cuda', 'cuda:N', 'auto', or onnxruntime's own list of providers.
@@ -42,7 +42,7 @@ class Generator:
 
     @property
     def schema(self) -> CacheSchema:
-        """How the graph's cache goes in and out."""
+        """The cache schema: how the graph's cache goes in and out."""
         return self._model.graph.schema
 
     @property
@@ -92,7 +92,7 @@ class Generator:
         return [s.tokens[n:] for s, n in zip(sequences, before, strict=True)]
 
     def stream(self, prompt: str, **settings: object) -> Iterator[str]:
-        """As ``generate``, in pieces as they come, each of whole characters."""
+        """As ``generate``, in pieces as they are generated, each of whole characters."""
         config = self.defaults.updated(**settings)
         sequence = self.start(prompt)
         return (e.text for e in decode([sequence], config, text=True) if e.text)
@@ -114,12 +114,15 @@ def _checked_rows(rows: object, expected: str) -> list[Any]:
     if isinstance(rows, np.ndarray):
         rows = list(cast("NDArray[Any]", rows))
     if not isinstance(rows, list | tuple) or not rows:
-        found = "an empty one" if isinstance(rows, list | tuple) else type(rows).__name__
-        raise InvalidRequest(f"found {found}: expected a list of prompts, {expected}.")
+        found = "no prompts" if isinstance(rows, list | tuple) else f"a {type(rows).__name__}"
+        raise InvalidRequest(
+            f"found {found} in the place of a batch: expected a list of prompts, {expected}. Put a "
+            "single prompt in a list."
+        )
     for row in cast("list[object]", rows):
         if not isinstance(row, str | list | tuple | np.ndarray):
             raise InvalidRequest(
-                f"a row of the batch is of type {type(row).__name__}: expected a list of prompts, "
-                f"{expected}."
+                f"found a {type(row).__name__} as a row of the batch: expected a list of prompts, "
+                f"{expected}. Put a single prompt in a list."
             )
     return list(cast("list[Any]", rows))

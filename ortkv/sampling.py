@@ -1,7 +1,7 @@
 """Logits processors and the choice of a token: pure numpy, each a function.
 
-Order and meaning are those of transformers 5, generation/logits_process.py, so that one
-seedless step gives the same distribution.
+Order and meaning are those of transformers 5, generation/logits_process.py: a token has the
+same probability in both.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """What every sequence of one model shares. ``text``, or the reason why there is none."""
+    """What every sequence of one model shares. ``text`` is an error where there is no tokenizer."""
 
     graph: LoadedGraph
     text: Text | TokenizerMissing
@@ -42,7 +42,8 @@ class LoadedModel:
     def require_text(self) -> Text:
         """The tokenizer.   Raises: TokenizerMissing."""
         if isinstance(self.text, TokenizerMissing):
-            raise self.text
+            # A fresh one each time: an exception raised again grows by a traceback.
+            raise TokenizerMissing(str(self.text)) from self.text.__cause__
         return self.text
 
 
@@ -64,6 +65,7 @@ class SequenceState:
         self._tokens: list[int] = []
         self._scores: NDArray[np.float32] | None = None
         self._random = np.random.default_rng()
+        self._num_changes = 0
         self.finish_reason: str | None = None
         """Why the last generation ended: 'eos', 'stop_string' or 'length'; None while it runs."""
 
@@ -79,7 +81,7 @@ class SequenceState:
 
     @property
     def cache(self) -> Cache:
-        """The sequence's cache, to look into. Aliases: changes as the sequence does."""
+        """The sequence's cache, for reading. Aliases: changes with the sequence."""
         return self._decoder.cache
 
     @property
@@ -104,7 +106,7 @@ class SequenceState:
             except OrtkvError:
                 raise
             except BaseException:
-                # An interrupt may fall between two buffers of one run: none can be trusted.
+                # An interrupt may fall while the run is being bound: a new binding is safe.
                 self.release()
                 raise
         return self._scores
@@ -117,34 +119,56 @@ class SequenceState:
         """
         new = self._ids(prompt)
         before = len(self._tokens)
-        self._check_room(new)
-        self._tokens += new
+        self._check_room(new, before)
+        self._append(new)
         try:
             self.scores()
         except BaseException:
-            self.rewind(before)
+            self._undo_to(before)
             raise
         return self
 
     def rewind(self, length: int) -> SequenceState:
-        """Keep the first ``length`` tokens. Returns: this sequence."""
+        """Keep the first ``length`` tokens. Returns: this sequence.
+
+        Raises: InvalidRequest for a length it does not have; OutOfMemory. The sequence is then
+        as it was before.
+        """
         if not _is_integer(length) or not 0 <= length <= len(self._tokens):
             raise InvalidRequest(
                 f"cannot rewind to {length!r} tokens: expected an integer from 0 to "
                 f"{len(self._tokens)}, the tokens that the sequence has."
             )
-        del self._tokens[length:]
         if length < self.past_len:
+            # Before the tokens: stopped in between, the cache holds none but the sequence's own.
             self._scores = None
             self._decoder.cache.truncate(length)
+        if length < len(self._tokens):
+            self._num_changes += 1
+            del self._tokens[length:]
         return self
 
     def become(self, tokens: Sequence[int]) -> SequenceState:
-        """Hold these tokens instead, keeping the cache of the common start. Returns: itself."""
-        pairs = zip(self._tokens, tokens, strict=False)
-        shorter = min(len(self._tokens), len(tokens))
-        common = next((i for i, (old, new) in enumerate(pairs) if old != new), shorter)
-        return self.rewind(common).extend(tokens[common:])
+        """Hold these tokens instead, keeping the cache of the common start. Returns: itself.
+
+        Raises: as ``extend``. The sequence is then as it was before.
+        """
+        ids = self._ids(tokens)
+        if not ids:
+            raise InvalidRequest("no token ids were given: expected at least one.")
+        old = self._tokens
+        pairs = zip(old, ids, strict=False)
+        shorter = min(len(old), len(ids))
+        common = next((i for i, (one, other) in enumerate(pairs) if one != other), shorter)
+        self._check_room(ids[common:], common)
+        dropped = old[common:]
+        self.rewind(common)
+        try:
+            return self.extend(ids[common:])
+        except BaseException:
+            # The cache holds the common start alone; the rest is run when scores are needed.
+            self._append(dropped)
+            raise
 
     def fork(self) -> SequenceState:
         """An independent twin: same tokens, cache and random numbers to come."""
@@ -164,7 +188,7 @@ class SequenceState:
         return [emitted.token for emitted in decode([self], config, text=False)]
 
     def stream(self, **settings: object) -> Iterator[str]:
-        """As ``generate``, in pieces as they come, each of whole characters."""
+        """As ``generate``, in pieces as they are generated, each of whole characters."""
         config = self._model.defaults.updated(**settings)
         self._model.require_text()
         return (e.text for e in decode([self], config, text=True) if e.text)
@@ -178,7 +202,7 @@ class SequenceState:
         )
 
     def seed(self, seed: int | None) -> None:
-        """Start the random numbers anew; None leaves them where they are."""
+        """Start the random numbers from a seed; None changes nothing."""
         if seed is not None:
             self._random = np.random.default_rng(seed)
 
@@ -187,17 +211,22 @@ class SequenceState:
     ) -> int:
         """Choose the next token by its scores [vocab_size] and add it."""
         token = choose(scores, self._tokens, num_new, config, self._random)
-        self._tokens.append(token)
+        self._append([token])
         return token
 
     def text_stream(self, config: GenerationConfig) -> TextStream:
-        """A stream of the text that follows the sequence's tokens."""
+        """A TextStream of what follows the sequence's tokens."""
         return self._model.require_text().stream(self._tokens, config.stop_strings)
 
     def room(self) -> int | None:
         """Tokens that still fit in the context; None where the model states no length."""
         limit = self._model.context_length
         return None if limit is None else limit - len(self._tokens)
+
+    @property
+    def num_changes(self) -> int:
+        """How often tokens were added or dropped: tells a loop whether another had a hand in."""
+        return self._num_changes
 
     @property
     def last_token(self) -> int:
@@ -216,9 +245,20 @@ class SequenceState:
         return Decoder(self._model.graph, Cache.joined([s.cache for s in sequences]))
 
     def release(self) -> None:
-        """Give the cache's memory back; it is computed again when the sequence is used."""
+        """Free the cache's memory; the cache is computed again when the sequence is next used."""
         self._decoder = Decoder(self._model.graph)
         self._scores = None
+
+    def _append(self, new: Sequence[int]) -> None:
+        self._num_changes += bool(new)
+        self._tokens += new
+
+    def _undo_to(self, length: int) -> None:
+        """Drop the tokens after the first ``length``, even where the cache cannot be cut."""
+        try:
+            self.rewind(length)
+        finally:
+            del self._tokens[length:]
 
     def _ids(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):
@@ -227,21 +267,25 @@ class SequenceState:
         else:
             ids = _token_ids(prompt)
         if not ids and not self._tokens:
-            raise InvalidRequest("the prompt is empty: expected text, or at least one token id.")
+            raise InvalidRequest(
+                "the prompt is empty: expected text, or at least one token id. Start with the "
+                "model's BOS token if there is nothing to say."
+            )
         width = self._model.graph.schema.vocab_size
         wrong = [i for i in ids if i < 0 or (width is not None and i >= width)]
         if wrong:
             raise InvalidRequest(
-                f"token ids {wrong[:5]}: expected ids from 0 to {(width or 2**31) - 1}."
+                f"found token ids {wrong[:5]}, which the model does not have: expected ids from 0 "
+                f"to {(width or 2**31) - 1}. Use the model's own tokenizer."
             )
         return ids
 
-    def _check_room(self, new: Sequence[int]) -> None:
-        room = self.room()
-        if room is not None and len(new) > room:
+    def _check_room(self, new: Sequence[int], num_kept: int) -> None:
+        limit = self._model.context_length
+        if limit is not None and num_kept + len(new) > limit:
             raise ContextLengthExceeded(
-                f"{len(self._tokens) + len(new)} tokens, of which {len(new)} are new, do not fit "
-                f"in the model's context of {self._model.context_length}: shorten the prompt."
+                f"{num_kept + len(new)} tokens, of which {len(new)} are new, do not fit "
+                f"in the model's context of {limit}: shorten the prompt."
             )
 
 
@@ -253,17 +297,34 @@ class _Row:
     sequence: SequenceState
     stream: TextStream | None
     limit: int
+    num_changes: int
     num_new: int = 0
+    ended: bool = False
+
+    def check_unchanged(self) -> None:
+        """Raises: InvalidRequest where someone else changed the sequence since the last token."""
+        if self.sequence.num_changes != self.num_changes:
+            raise InvalidRequest(
+                f"the sequence in row {self.index} was changed while its generation was under "
+                "way: expected no extend, rewind or other generation until it ends. Close the "
+                "generation first, or change a fork."
+            )
 
     def advance(self, scores: NDArray[np.float32], config: GenerationConfig) -> Emitted:
-        """Choose a token, and note whether it was the last."""
+        """Choose a token, and note whether it was the last.
+
+        Raises: InvalidRequest where the sequence is no longer the one that was scored.
+        """
+        self.check_unchanged()
         token = self.sequence.add_choice(scores, self.num_new, config)
+        self.num_changes = self.sequence.num_changes
         self.num_new += 1
         ended = token in config.eos_token_id
         text = "" if self.stream is None or ended else self.stream.push(token)
         reason = "eos" if ended else self._reason_to_stop()
         self.sequence.finish_reason = reason
-        if self.stream is not None and reason is not None:
+        self.ended = reason is not None
+        if self.stream is not None and self.ended:
             text += self.stream.finish()
         return Emitted(row=self.index, token=token, text=text)
 
@@ -298,10 +359,11 @@ class _Batch:
 def decode(
     sequences: Sequence[SequenceState], config: GenerationConfig, *, text: bool
 ) -> Generator[Emitted, None, None]:
-    """Lengthen every sequence until it ends; rows come as they are chosen.
+    """Add tokens to every sequence until it ends. Yields: each token as it is chosen.
 
-    text: whether to decode it; stop strings need it and bring it about.
-    Raises: ContextLengthExceeded where a sequence has no room for a single token.
+    text: whether to decode the tokens to text; stop strings need that, and turn it on.
+    Raises: ContextLengthExceeded where a sequence has no room for a single token;
+    InvalidRequest where one is changed by others before it ends.
     """
     with_text = text or bool(config.stop_strings)
     rows = [_row(i, sequence, config, with_text) for i, sequence in enumerate(sequences)]
@@ -321,7 +383,13 @@ def _row(index: int, sequence: SequenceState, config: GenerationConfig, with_tex
     sequence.seed(config.seed)
     sequence.finish_reason = None if limit else "length"
     stream = sequence.text_stream(config) if with_text else None
-    return _Row(index=index, sequence=sequence, stream=stream, limit=limit)
+    return _Row(
+        index=index,
+        sequence=sequence,
+        stream=stream,
+        limit=limit,
+        num_changes=sequence.num_changes,
+    )
 
 
 def _groups(rows: list[_Row]) -> list[list[_Row]]:
@@ -335,23 +403,28 @@ def _groups(rows: list[_Row]) -> list[list[_Row]]:
 def _decode_group(rows: list[_Row], config: GenerationConfig) -> Iterator[Emitted]:
     batch = _Batch(rows) if len(rows) > 1 else None
     while rows:
+        for row in rows:
+            row.check_unchanged()
         scores = batch.scores(rows) if batch else [rows[0].sequence.scores()]
         for row, row_scores in zip(rows, scores, strict=True):
             yield row.advance(row_scores, config)
-        rows = [row for row in rows if row.sequence.finish_reason is None]
+        rows = [row for row in rows if not row.ended]
 
 
 def _token_ids(prompt: object) -> list[int]:
     if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Iterable):
         raise InvalidRequest(
-            f"the prompt is of type {type(prompt).__name__}: expected text or a list of token ids."
+            f"found a prompt of type {type(prompt).__name__}: expected a str, or a list of token "
+            "ids. Decode bytes first."
         )
     return [_token_id(value) for value in cast("Iterable[object]", prompt)]
 
 
 def _token_id(value: object) -> int:
     if not _is_integer(value):
-        raise InvalidRequest(f"a token id is {value!r}: expected integers.")
+        raise InvalidRequest(
+            f"found {value!r} among the token ids: expected integers. For text, give a str."
+        )
     return int(value)
 
 

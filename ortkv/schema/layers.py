@@ -68,7 +68,7 @@ def _layers_by_use(pairs: Sequence[tuple[Candidate, CacheEntry]]) -> dict[str, i
             continue
         kind = next(kind for kind in _KINDS if entry.role in kind)
         if entry.role in held or held - set(kind):
-            layer, held = layer + 1, set()
+            layer, held = layer + 1, set[str]()
         held.add(entry.role)
         layers[candidate.past.name] = layer
     return layers

@@ -1,57 +1,75 @@
-"""Chat templates, rendered as transformers renders them, in a sandbox."""
+"""Chat templates: tried once in a process of their own, then rendered in jinja2's sandbox."""
 
 from __future__ import annotations
 
+import functools
 import json
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
+import subprocess
+import sys
+from typing import TYPE_CHECKING
 
 from ortkv.errors import TemplateError
+from ortkv.text import sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _MAX_TEMPLATE_CHARS = 2**20
-_TEMPLATE_FAULTS = (
-    ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError,
-    ValueError,
-)  # fmt: skip
-"""What a template's own expressions raise, beside jinja2's errors."""
+_TRIAL_TIMEOUT_S = 20
+"""More than the CPU time allowed: a busy machine gives no process all of its time."""
 
 
 def render_chat(template: str, messages: Sequence[dict[str, str]], specials: dict[str, str]) -> str:
     """The conversation as the model's template writes it, up to the reply.
 
-    specials: what the template may name, such as bos_token.   Raises: TemplateError.
+    specials: what the template may name, such as bos_token.
 
-    Source of the environment and its names: transformers 5, utils/chat_template_utils.py.
+    Raises: TemplateError where the template refuses the conversation, or is not safe to render.
     """
     import jinja2
-    from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    def strftime_now(form: str) -> str:
-        return datetime.now().astimezone().strftime(form)
-
-    def tojson(value: object, indent: int | None = None) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent)
 
     if len(template) > _MAX_TEMPLATE_CHARS:
         raise TemplateError(
             f"the chat template has {len(template)} characters: expected at most "
-            f"{_MAX_TEMPLATE_CHARS}."
+            f"{_MAX_TEMPLATE_CHARS}. Write a shorter chat_template.jinja beside the model, or use "
+            "generate with a whole prompt."
         )
-    environment: Any = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-    )
-    environment.filters["tojson"] = tojson
-    environment.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
+    reason = _fault_in_trial(template, tuple(sorted(specials.items())))
+    if reason is not None:
+        raise TemplateError(
+            f"the chat template {reason} with a conversation of three lines: expected it to take "
+            "milliseconds. Write another chat_template.jinja beside the model, or use generate "
+            "with a whole prompt."
+        )
     try:
-        return environment.from_string(template).render(
-            messages=list(messages), add_generation_prompt=True, **specials
-        )
-    except (jinja2.TemplateError, *_TEMPLATE_FAULTS) as error:
-        raise TemplateError(f"the chat template refused the conversation: {error}.") from error
+        return sandbox.render(template, list(messages), specials)
+    except (jinja2.TemplateError, MemoryError, *sandbox.TEMPLATE_FAULTS) as error:
+        raise TemplateError(
+            f"the chat template refused the conversation: {error}. Give it messages of the roles "
+            "and in the order that it expects, or use generate with a whole prompt."
+        ) from error
+
+
+@functools.lru_cache(maxsize=64)
+def _fault_in_trial(template: str, specials: tuple[tuple[str, str], ...]) -> str | None:
+    """Render the template in a limited process. Returns: what went wrong there, if anything did.
+
+    jinja2's sandbox stops code, not bombs: a short expression can take all memory, or forever.
+    """
+    job = {"template": template, "specials": dict(specials), "path": sys.path}
+    command = [sys.executable, "-I", "-S", sandbox.__file__]
+    try:
+        trial = subprocess.run(  # noqa: S603 - this interpreter, on a file of ortkv's own
+            command, input=json.dumps(job).encode(), capture_output=True, check=False,
+            timeout=_TRIAL_TIMEOUT_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"does not end within {_TRIAL_TIMEOUT_S} s"
+    except (OSError, ValueError) as error:
+        return f"could not be tried in a process of its own ({error}), and is not used untried"
+    if trial.returncode == 0:
+        return None
+    return (
+        f"needs more than {sandbox.CPU_LIMIT_S} s, {sandbox.MEMORY_LIMIT_BYTES // 2**20} MiB or "
+        f"{sandbox.OUTPUT_LIMIT_CHARS} characters of text"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,7 +28,7 @@ _SLOW_FILES = (
 
 
 class Text:
-    """A model's tokenizer and chat template."""
+    """A model's tokenizer and chat template. For several threads at once."""
 
     def __init__(
         self,
@@ -37,6 +38,7 @@ class Text:
         specials: dict[str, str] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
+        self._encoding_lock = threading.Lock()
         self._template = template
         self._specials = specials or {}
 
@@ -102,22 +104,27 @@ class Text:
                 done = end
         return ids + self._as_plain_text(rendered[done:], names)
 
-    def _encoding(self, text: str, *, first: bool = False) -> Encoding:
-        try:
-            return self._tokenizer.encode(text, add_special_tokens=first)
-        except (UnicodeEncodeError, TypeError) as error:
-            raise InvalidRequest(
-                f"the prompt is not valid text ({error}): expected a str without lone surrogates."
-            ) from error
+    def _encoding(
+        self, text: str, *, first: bool = False, specials_are_text: bool = False
+    ) -> Encoding:
+        """Ids with their places in the text; ``specials_are_text``: special tokens get no id."""
+        # Whether they do is a state of the tokenizer: one text at a time.
+        with self._encoding_lock:
+            self._tokenizer.encode_special_tokens = specials_are_text
+            try:
+                return self._tokenizer.encode(text, add_special_tokens=first)
+            except (UnicodeEncodeError, TypeError) as error:
+                raise InvalidRequest(
+                    f"the prompt is not valid text ({error}): expected a str without lone "
+                    "surrogates. Decode it from its bytes as UTF-8."
+                ) from error
+            finally:
+                self._tokenizer.encode_special_tokens = False
 
     def _as_plain_text(self, text: str, names: dict[str, str]) -> list[int]:
         for mask, name in names.items():
             text = text.replace(mask, name)
-        self._tokenizer.encode_special_tokens = True
-        try:
-            return self._encoding(text).ids
-        finally:
-            self._tokenizer.encode_special_tokens = False
+        return self._encoding(text, specials_are_text=True).ids
 
     def _render(self, messages: Sequence[dict[str, str]]) -> str:
         if self._template is None:

@@ -174,6 +174,55 @@ def test_ctrl_c_in_the_middle_exits_130_without_a_word() -> None:
         assert b"Traceback" not in process.stderr.read()
 
 
+@pytest.mark.parametrize(
+    "module", ["typer", "ortkv.cli", "numpy", "ml_dtypes", "onnx", "tokenizers", "onnxruntime"]
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_ctrl_c_in_the_middle_of_an_import_exits_130_without_a_word(
+    module: str, nested: bool
+) -> None:
+    """At the import's start, and once it has begun to import others."""
+    code = (
+        "import os, signal, sys\n"
+        "begun = []\n"
+        "def hook(event, args):\n"
+        "    if event == 'import':\n"
+        f"        if args[0].startswith({module + '.'!r} if {nested} else {module!r}):\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.addaudithook(hook)\n"
+        "from ortkv.__main__ import main\n"
+        "main()\n"
+    )
+    if nested and module in ("ortkv.cli", "ml_dtypes"):
+        pytest.skip("it imports nothing of its own")
+    result = subprocess.run(
+        [sys.executable, "-c", code, "generate", str(MODEL), "-p", "x"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
+
+
+def test_python_m_ortkv_is_the_command() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "ortkv", "--version"], capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert result.returncode == 0
+    assert result.stdout.startswith("ortkv ")
+
+
+def test_a_warning_is_one_line(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(MODEL, tmp_path / "model"))
+    (folder / "generation_config.json").write_text('{"num_beams": 4}')
+    result = ortkv("generate", folder, "-p", "x", "-n", 1)
+    assert result.returncode == 0
+    assert result.stderr.startswith("warning: generation_config.json sets num_beams")
+    assert result.stderr.count("\n") == 1
+
+
 def test_a_broken_tokenizer_is_named_with_its_reason(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(MODEL, tmp_path / "model"))
     (folder / "tokenizer.json").write_text('{"a":')
@@ -269,6 +318,18 @@ def test_chat_outlives_a_line_that_does_not_fit(tmp_path: Path) -> None:
     assert "context of 512" in result.stderr
     assert "/nope is no command" in result.stderr
     assert result.stdout.strip()
+
+
+def test_generate_and_chat_take_the_same_settings() -> None:
+    import dataclasses
+
+    from ortkv.generation_config import GenerationConfig
+
+    shown = [ortkv(command, "--help").stdout for command in ("generate", "chat")]
+    names = {"--" + f.name.replace("_", "-") for f in dataclasses.fields(GenerationConfig)}
+    found = [{word.rstrip(",") for word in text.split()} & {*names, "--stop"} for text in shown]
+    assert found[0] == found[1]
+    assert found[0] >= {"--max-new-tokens", "--temperature", "--top-k", "--top-p", "--stop"}
 
 
 def test_help_imports_neither_onnxruntime_nor_numpy() -> None:

@@ -62,3 +62,12 @@ def test_buffer_keeps_what_is_written_on_the_device() -> None:
     with buffer.edit() as raw:
         raw[:] = np.arange(64, dtype=np.uint8)
     np.testing.assert_array_equal(buffer.read(), np.arange(64, dtype=np.uint8))
+
+
+def test_buffer_written_whole_keeps_it_on_the_device() -> None:
+    buffer = Buffer(64, Device(kind="cuda"))
+    for shift in range(2):
+        with buffer.overwrite() as raw:
+            assert not raw.any()
+            raw[:] = np.arange(64, dtype=np.uint8) + shift
+        np.testing.assert_array_equal(buffer.read(), np.arange(64, dtype=np.uint8) + shift)

@@ -53,7 +53,8 @@ def test_the_extremes_of_the_random_number_draw_an_allowed_token(first: float) -
     """A uniform 0.0 must not pick a leading token of probability zero, nor 1-ε a trailing one."""
 
     class Stream(np.random.Generator):
-        def random(self, *_: object, **__: object) -> float:  # type: ignore[override]
+        # numpy's stubs overload it for arrays, which `choose` never asks for.
+        def random(self, *_: object, **__: object) -> float:  # pyright: ignore[reportIncompatibleMethodOverride]
             return first
 
     logits = np.array([-np.inf, 1.0, 2.0, -np.inf], dtype=np.float32)

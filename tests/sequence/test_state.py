@@ -10,7 +10,14 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, rule
 from ortkv import Generator
-from ortkv.errors import ContextLengthExceeded, ExecutionFailed, InvalidRequest
+from ortkv.errors import (
+    ContextLengthExceeded,
+    ExecutionFailed,
+    InvalidRequest,
+    TokenizerMissing,
+)
+from ortkv.generation_config import GenerationConfig
+from ortkv.sequence import decode
 
 from oracle import full_logits
 
@@ -223,7 +230,7 @@ def test_an_interrupt_in_the_middle_of_a_run_leaves_a_sequence_that_goes_on(
     )
 
 
-def test_an_interrupt_within_a_rewind_leaves_no_stale_scores(
+def test_an_interrupt_within_a_rewind_leaves_the_sequence_as_it_was(
     generator: Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sequence = generator.start([1, 2, 3, 4, 5])
@@ -235,10 +242,12 @@ def test_an_interrupt_within_a_rewind_leaves_no_stale_scores(
     with pytest.raises(KeyboardInterrupt):
         sequence.rewind(2)
     monkeypatch.undo()
-    sequence.extend([9])
-    np.testing.assert_allclose(
-        sequence.logits, generator.start([1, 2, 9]).logits, rtol=0, atol=TOLERANCE
-    )
+    assert sequence.tokens == [1, 2, 3, 4, 5]
+    for tokens in ([1, 2, 3, 4, 5, 9], [1, 2, 9]):
+        sequence.rewind(len(tokens) - 1).extend([9])
+        np.testing.assert_allclose(
+            sequence.logits, generator.start(tokens).logits, rtol=0, atol=TOLERANCE
+        )
 
 
 def test_no_new_tokens_is_an_empty_result(generator: Generator) -> None:
@@ -264,9 +273,6 @@ def test_sampled_rows_equal_what_each_draws_alone(generator: Generator) -> None:
 
 
 def test_an_abandoned_stream_leaves_a_sequence_that_goes_on(generator: Generator) -> None:
-    from ortkv.generation_config import GenerationConfig
-    from ortkv.sequence import decode
-
     sequence = generator.start([1, 2, 3])
     steps = decode([sequence], GenerationConfig(max_new_tokens=20), text=False)
     seen = [next(steps).token for _ in range(4)]
@@ -282,3 +288,76 @@ def test_empty_prompts_and_rows_are_refused(generator: Generator) -> None:
     for wrong in ([], [[]], "abc"):
         with pytest.raises(InvalidRequest):
             generator.generate_ids(wrong)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("num_rows", [1, 2])
+@pytest.mark.parametrize("change", ["extend", "rewind", "swap", "generate", "empty"])
+def test_a_sequence_changed_under_a_generation_stops_it(
+    generator: Generator, num_rows: int, change: str
+) -> None:
+    """It went on with the scores of what was there before. The sequence itself goes on."""
+    sequences = [generator.start([1, 2, 3]), generator.start([4, 5, 6])][:num_rows]
+    steps = decode(sequences, GenerationConfig(max_new_tokens=20), text=False)
+    for _ in range(2 * num_rows):
+        next(steps)
+    changed = sequences[-1]
+    if change == "extend":
+        changed.extend([9])
+    elif change == "rewind":
+        changed.rewind(4)
+    elif change == "swap":  # as many tokens as before
+        changed.rewind(4).extend([9])
+    elif change == "generate":
+        changed.generate_ids(max_new_tokens=1, eos_token_id=None)
+    else:
+        changed.rewind(0)
+    tokens = changed.tokens
+    with pytest.raises(InvalidRequest, match=f"row {num_rows - 1} was changed"):
+        list(steps)
+    assert changed.tokens == tokens
+    changed.extend([7])
+    np.testing.assert_allclose(
+        changed.logits, generator.start([*tokens, 7]).logits, rtol=0, atol=TOLERANCE
+    )
+
+
+def test_looking_at_a_sequence_does_not_stop_its_generation(generator: Generator) -> None:
+    sequences = [generator.start([1, 2, 3]), generator.start([4, 5, 6])]
+    expected = generator.generate_ids([[1, 2, 3], [4, 5, 6]], max_new_tokens=5, eos_token_id=None)
+    config = GenerationConfig(max_new_tokens=5)
+    for emitted in decode(sequences, config, text=False):
+        sequence = sequences[emitted.row]
+        _ = sequence.logits, sequence.fork().extend([1]), sequence.extend([])
+    assert [s.tokens[3:] for s in sequences] == expected
+
+
+def test_tokens_refused_by_become_leave_the_sequence_as_it_was(bounded: Generator) -> None:
+    sequence = bounded.start([1, 2, 3, 4])
+    before = sequence.logits
+    for wrong in ([1, 2, -1], [1, VOCAB_SIZE], [1, 2, "a"], [1, 2] + [3] * 1000, []):
+        with pytest.raises(InvalidRequest):
+            sequence.become(wrong)  # pyright: ignore[reportArgumentType]
+        assert sequence.tokens == [1, 2, 3, 4]
+        assert sequence.past_len == 4
+        np.testing.assert_array_equal(sequence.logits, before)
+
+
+def test_a_run_that_fails_in_become_leaves_the_sequence_as_it_was() -> None:
+    generator = Generator(FIXTURES / "gpt2-ort")
+    sequence = generator.start([1, 2, 3, 4])
+    before = sequence.logits
+    with pytest.raises(ExecutionFailed):
+        sequence.become([1, 2] + [4] * 1000)
+    assert sequence.tokens == [1, 2, 3, 4]
+    np.testing.assert_allclose(sequence.logits, before, rtol=0, atol=TOLERANCE)
+
+
+def test_a_missing_tokenizer_is_a_fresh_error_each_time(bounded: Generator) -> None:
+    """One object raised again and again carries every traceback it ever had."""
+    errors = []
+    for _ in range(2):
+        with pytest.raises(TokenizerMissing) as raised:
+            bounded.start("text")
+        errors.append(raised.value)
+    assert errors[0] is not errors[1]
+    assert str(errors[0]) == str(errors[1])
