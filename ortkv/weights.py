@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     import onnx
 
 
-def check_external_data(model: onnx.ModelProto, graph: Path) -> None:
+def check_external_data(model: onnx.ModelProto, graph: Path) -> list[Path]:
     """Every external tensor lies within a file of the model's own folder.
 
     The hub cache's links from a snapshot into its own blobs are of the folder too.
 
+    Returns: these files, each once.
     Raises: UnsafeModel for a path that leads out; ModelFileError for a file that is
     missing or too short.
     """
@@ -42,6 +43,7 @@ def check_external_data(model: onnx.ModelProto, graph: Path) -> None:
                 f"{tensor.name} is stated to end at {end}: the file is truncated or of another "
                 "model. Copy it again."
             )
+    return [graph.parent / location for location in sizes]
 
 
 def _num_bytes(tensor: onnx.TensorProto) -> int:
