@@ -11,6 +11,7 @@ import numpy as np
 
 from ortkv.proof import ways
 from ortkv.proof.comparing import compared, full_runs, tolerance_of
+from ortkv.proof.helper_fit import check_helpers_fit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -58,7 +59,10 @@ def quick_proof(
 
     budget_s: no check starts once so many seconds are gone.   max_tokens: the model's context.
     passed: names of checks that need not be run.
+
+    Raises: UnsupportedModel for a helper whose kind cannot be that of its input.
     """
+    check_helpers_fit(graph.schema)
     deadline = time.perf_counter() + budget_s
     random = np.random.default_rng(seed)
     tokens = random.integers(0, graph.schema.vocab_size or 256, PROBE_LEN).tolist()
@@ -72,6 +76,7 @@ def quick_proof(
         planned, skipped = {}, [f"every check: a context of {max_tokens} tokens is too short"]
     if not np.isfinite(short).all():
         planned, skipped = {}, ["every check: a full run's own logits are not finite numbers"]
+        short = np.zeros_like(short)
     checks: list[Check] = []
     not_run: list[str] = []
     for name, way in planned.items():

@@ -10,6 +10,7 @@ from ortkv.decoder import Decoder
 from ortkv.errors import UnsupportedModel
 from ortkv.proof import ways
 from ortkv.proof.comparing import compared, full_runs, largest, tolerance_of
+from ortkv.proof.helper_fit import check_helpers_fit
 from ortkv.proof.report import EntryError, VerifyReport
 
 if TYPE_CHECKING:
@@ -24,8 +25,10 @@ ROW_LENGTHS = (12, 1, 5)
 def verify_graph(graph: LoadedGraph, *, seed: int = 0) -> VerifyReport:
     """Compare steps, chunks, rows in one batch and a rewind with full runs over random tokens.
 
-    Raises: UnsupportedModel for a graph that takes one token a run: it has no full run.
+    Raises: UnsupportedModel for a graph that takes one token a run: it has no full run; and for
+    a helper whose kind cannot be that of its input.
     """
+    check_helpers_fit(graph.schema)
     if graph.schema.fixed_query_len == 1 and graph.prefill is None:
         raise UnsupportedModel(
             f"{graph.schema.tokens} takes one token a run, so that there is no full run to compare "
