@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
 
+from ortkv.certificate import certified
 from ortkv.errors import InvalidRequest
-from ortkv.loading import load_model
+from ortkv.loading import load
 from ortkv.sequence import SequenceState, decode
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ortkv.certificate import Certificate
     from ortkv.generation_config import GenerationConfig
     from ortkv.runtime import Provider
     from ortkv.schema import CacheSchema
@@ -28,6 +30,7 @@ class Generator:
     path: a folder, an .onnx file, or the id of a hub repository.
     provider: 'cpu', 'cuda', 'cuda:N', 'auto', or onnxruntime's own list of providers.
     threads: onnxruntime's; None takes every core the process may use.
+    certify: prove the cache by a few runs, once a graph and provider (see ``ortkv.certificate``).
 
     Settings of ``generate``, ``generate_ids`` and ``stream`` have the names and meanings of
     ``ortkv.GenerationConfig``; the model's generation_config.json gives their defaults.
@@ -36,9 +39,21 @@ class Generator:
     """
 
     def __init__(
-        self, path: str | Path, *, provider: Provider = "cpu", threads: int | None = None
+        self,
+        path: str | Path,
+        *,
+        provider: Provider = "cpu",
+        threads: int | None = None,
+        certify: bool = True,
     ) -> None:
-        self._model = load_model(path, provider=provider, threads=threads)
+        loaded = load(path, provider=provider, threads=threads)
+        self._model = loaded.model
+        self._certificate = certified(loaded) if certify else None
+
+    @property
+    def certificate(self) -> Certificate | None:
+        """What the load proved of the cache; None where it was not asked to."""
+        return self._certificate
 
     @property
     def schema(self) -> CacheSchema:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ortkv import generation_config
@@ -26,15 +28,31 @@ if TYPE_CHECKING:
 
 def inspect(path: str | Path) -> CacheSchema:
     """The cache schema of a folder, an .onnx file or a hub id; loads no weights, no session."""
-    return _schema_of(open_folder(path))
+    return _read(open_folder(path))[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A model as it came from disk. ``weights``: the files of its graphs' external data."""
+
+    model: LoadedModel
+    folder: ModelFolder
+    weights: tuple[Path, ...]
+    seconds: float
 
 
 def load_model(
     path: str | Path, *, provider: Provider = "cpu", threads: int | None = None
 ) -> LoadedModel:
     """A path's graph in a session, with its tokenizer and settings; arguments as Generator's."""
+    return load(path, provider=provider, threads=threads).model
+
+
+def load(path: str | Path, *, provider: Provider = "cpu", threads: int | None = None) -> Loaded:
+    """As ``load_model``, with the files that the model is made of and the time that it took."""
     folder = open_folder(path)
-    schema = _schema_of(folder)
+    start = time.perf_counter()
+    schema, weights = _read(folder)
     if schema.fixed_batch not in (None, 1):
         raise UnsupportedModel(
             f"{folder.graph} takes exactly {schema.fixed_batch} rows a run: expected a "
@@ -49,10 +67,10 @@ def load_model(
     prefill = None
     if folder.prefill is not None:
         first = open_model(folder.prefill, provider=provider, threads=threads)
-        prefill = PrefillGraph(
-            session=first.session, schema=_prefill_schema_of(folder.prefill, schema)
-        )
-    return LoadedModel(
+        prefill_schema, more_weights = _read_prefill(folder.prefill, schema)
+        prefill = PrefillGraph(session=first.session, schema=prefill_schema)
+        weights += more_weights
+    model = LoadedModel(
         graph=LoadedGraph(
             session=opened.session, schema=schema, device=opened.device, prefill=prefill
         ),
@@ -60,18 +78,21 @@ def load_model(
         defaults=_defaults_of(folder),
         context_length=folder.context_length,
     )
+    seconds = time.perf_counter() - start
+    return Loaded(model=model, folder=folder, weights=tuple(weights), seconds=seconds)
 
 
-def _schema_of(folder: ModelFolder) -> CacheSchema:
+def _read(folder: ModelFolder) -> tuple[CacheSchema, list[Path]]:
+    """The graph's schema, and the files of its external weights."""
     model = read_model(folder.graph)
-    check_external_data(model, folder.graph)
-    return derive(signature_of(model), model)
+    weights = check_external_data(model, folder.graph)
+    return derive(signature_of(model), model), weights
 
 
-def _prefill_schema_of(path: Path, steps: CacheSchema) -> CacheSchema:
+def _read_prefill(path: Path, steps: CacheSchema) -> tuple[CacheSchema, list[Path]]:
     model = read_model(path)
-    check_external_data(model, path)
-    return derive_prefill(signature_of(model), model, steps)
+    weights = check_external_data(model, path)
+    return derive_prefill(signature_of(model), model, steps), weights
 
 
 def _text_of(folder: ModelFolder, schema: CacheSchema) -> Text | TokenizerMissing:

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     import onnx
 
 
-def check_external_data(model: onnx.ModelProto, graph: Path) -> None:
+def check_external_data(model: onnx.ModelProto, graph: Path) -> list[Path]:
     """Every external tensor lies within a file of the model's own folder, and nothing else is read.
 
     The hub cache's links from a snapshot into its own blobs are of the folder too.
 
+    Returns: these files, each once.
     Raises: UnsafeModel for a path that leads out, and for a node that names a file; ModelFileError
     for a file that is missing or too short, and for an extent that is not the tensor's.
     """
@@ -38,6 +39,7 @@ def check_external_data(model: onnx.ModelProto, graph: Path) -> None:
                 f"{tensor.name} is stated to end at {end}: the file is truncated or of another "
                 "model. Copy it again."
             )
+    return [graph.parent / location for location in sizes]
 
 
 @dataclass(frozen=True, kw_only=True)

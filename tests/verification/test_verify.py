@@ -35,7 +35,7 @@ def test_a_real_graph_is_verified(name: str) -> None:
     assert report.ok
     assert report.max_abs_error <= report.tolerance
     assert report.greedy_agreement == 1.0
-    assert len(report.checks) + len(report.skipped) == 4
+    assert len(report.checks) + len(report.skipped) == 5
 
 
 def rejects(graph: LoadedGraph) -> bool:
@@ -104,7 +104,7 @@ def test_the_command_prints_numbers_and_exits_by_the_verdict() -> None:
     document = json.loads(result.stdout)
     assert document["ok"] is True
     assert {check["name"] for check in document["checks"]} == {
-        "prefill and steps", "chunked prefill", "rewind", "ragged rows",
+        "prefill and steps", "chunked prefill", "rewind", "equal rows", "ragged rows",
     }  # fmt: skip
     table = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert "ok (tolerance" in table.stdout

@@ -1,0 +1,90 @@
+"""Every way over every step: what ``ortkv verify`` runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ortkv.decoder import Decoder
+from ortkv.errors import UnsupportedModel
+from ortkv.proof import ways
+from ortkv.proof.comparing import compared, full_runs, largest, tolerance_of
+from ortkv.proof.helper_fit import check_helpers_fit
+from ortkv.proof.report import EntryError, VerifyReport
+
+if TYPE_CHECKING:
+    from ortkv.decoder import LoadedGraph
+
+PROMPT_LEN = 12
+STEPS = 6
+CHUNK_ENDS = (1, 5, 8, PROMPT_LEN + STEPS)
+ROW_LENGTHS = (12, 1, 5)
+
+
+def verify_graph(graph: LoadedGraph, *, seed: int = 0) -> VerifyReport:
+    """Compare steps, chunks, rows in one batch and a rewind with full runs over random tokens.
+
+    Raises: UnsupportedModel for a graph that takes one token a run: it has no full run; and for
+    a helper whose kind cannot be that of its input.
+    """
+    check_helpers_fit(graph.schema)
+    if graph.schema.fixed_query_len == 1 and graph.prefill is None:
+        raise UnsupportedModel(
+            f"{graph.schema.tokens} takes one token a run, so that there is no full run to compare "
+            "with: verify the graph that takes the whole prompt."
+        )
+    random = np.random.default_rng(seed)
+    width = graph.schema.vocab_size or 256
+    tokens = [int(token) for token in random.integers(0, width, PROMPT_LEN + STEPS)]
+    scored, skipped = _scored(graph, tokens)
+    full = full_runs(graph)
+    checks = tuple(compared(way, full) for way in scored)
+    tolerance = tolerance_of(graph, np.abs(full(tokens)).max())
+    worst = max(check.max_abs_error for check in checks)
+    return VerifyReport(
+        ok=bool(worst <= tolerance),
+        max_abs_error=worst,
+        tolerance=tolerance,
+        greedy_agreement=float(np.mean([check.greedy_agreement for check in checks])),
+        checks=checks,
+        entries=_entry_errors(graph, tokens),
+        skipped=tuple(skipped),
+    )
+
+
+def _scored(graph: LoadedGraph, tokens: list[int]) -> tuple[list[ways.Scored], list[str]]:
+    """Every way that the graph can go, and why it cannot go the others."""
+    scored = [
+        ways.steps(graph, tokens, prompt_len=PROMPT_LEN),
+        ways.chunks(graph, tokens, ends=CHUNK_ENDS),
+        ways.rewound(graph, tokens, kept_len=PROMPT_LEN // 2, new_len=STEPS),
+    ]
+    if graph.schema.fixed_batch is not None:
+        return scored, ["equal rows, ragged rows: this graph takes one row a run"]
+    third = len(tokens) // 3
+    equal = [tokens[start : start + third] for start in range(0, 3 * third, third)]
+    new = [[tokens[step], tokens[-step - 1], tokens[step + 1]] for step in range(STEPS)]
+    scored.append(ways.together(graph, "equal rows", equal, new))
+    if not graph.schema.takes_ragged_rows:
+        return scored, ["ragged rows: this graph's rows of unequal length run one after the other"]
+    ragged = [tokens[:length] for length in ROW_LENGTHS]
+    scored.append(ways.together(graph, "ragged rows", ragged, new))
+    return scored, []
+
+
+def _entry_errors(graph: LoadedGraph, tokens: list[int]) -> tuple[EntryError, ...]:
+    at_once, stepped = Decoder(graph), Decoder(graph)
+    at_once.prefill(tokens)
+    stepped.prefill(tokens[:PROMPT_LEN])
+    for token in tokens[PROMPT_LEN:]:
+        stepped.step([token])
+    return tuple(
+        EntryError(
+            layer=entry.layer,
+            role=entry.role,
+            past=entry.past,
+            max_abs_error=largest(at_once.cache.tensor(entry), stepped.cache.tensor(entry)),
+        )
+        for entry in graph.schema.entries
+    )
