@@ -106,7 +106,8 @@ def memory(subject: Subject) -> Iterator[Finding]:
 
 def context_unknown(subject: Subject) -> Iterator[Finding]:
     """No file says how many tokens a sequence may have."""
-    if subject.context_length is None:
+    unread = any(fault.code == "config_error" for fault in subject.faults)
+    if subject.context_length is None and not unread:
         yield Finding(
             code="context_unknown",
             level="note",

@@ -75,14 +75,16 @@ def runtime_too_old(subject: Subject) -> Iterator[Finding]:
 def missing_kernels(subject: Subject) -> Iterator[Finding]:
     """Ops without a kernel on the provider: on none at all, or on the CPU alone."""
     nowhere, fallen = set[str](), set[str]()
-    for op in {id(op): op for op in subject.wiring.makers.values()}.values():
+    ops = subject.wiring.makers.values()
+    kinds = {(op.domain, op.kind, _float_of(subject, op)): op for op in ops}
+    for (_, kind, dtype), op in kinds.items():
         if (
             op.kind in _NO_KERNEL
             or _has_body(op, subject)
             or _has_kernel(subject, subject.providers[0], op)
         ):
             continue
-        label = " ".join(filter(None, (_float_of(subject, op), op.kind)))
+        label = " ".join(filter(None, (dtype, kind)))
         elsewhere = any(_has_kernel(subject, name, op) for name in subject.providers[1:])
         (fallen if elsewhere else nowhere).add(label)
     if nowhere:
