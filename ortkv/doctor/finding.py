@@ -31,7 +31,8 @@ def finding_of(error: OrtkvError, *, level: Level = "error") -> Finding:
     told, _, do = str(error).rpartition(". ")
     if not told:
         told, _, do = str(error).rpartition(": ")
-    do = do[:1].upper() + do[1:]
+    if not do.startswith("pip "):
+        do = do[:1].upper() + do[1:]
     return Finding(code=error.code, level=level, message=f"{told or error}.", do=do)
 
 

@@ -38,17 +38,17 @@ def positions_missing(subject: Subject) -> Iterator[Finding]:
         return
     if not _takes_lengths(subject):
         return
-    why = (
-        "its attention op takes every row's length from the past's own shape"
-        if schema.equal_rows_only
-        else "it has no position_ids, so that positions count a row's padding"
-    )
+    why = "it has no position_ids, so that positions count a row's padding"
+    do = "with position_ids as an input (optimum does so for most models), or "
+    if schema.equal_rows_only:
+        why = "its attention op takes every row's length from the past's own shape"
+        do = "with lengths that come from the mask: "
     yield Finding(
         code="positions_missing",
         level="warning",
         message=f"the graph has a mask, but {why}: rows of unequal length are run one by one.",
-        do="Export again with position_ids as an input (optimum does so for most models), or to a "
-        "graph that updates its cache in place (`ortkv export --from-onnx`).",
+        do=f"Export again {do}to a graph that updates its cache in place (`ortkv export "
+        "--from-onnx`, or the ONNX Runtime GenAI builder).",
     )
 
 

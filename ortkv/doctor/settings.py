@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _ROPE_PARAMETERS_SINCE = 5
 """Source: transformers 5 writes rope_theta and rope_scaling as ``rope_parameters``."""
+_HUGE = 10**300
 _OLD_DEFAULTS: tuple[float, str] = (10000.0, "default")
 """What transformers 4 takes where config.json states no rope_theta and no rope_scaling."""
 
@@ -136,7 +137,9 @@ def rope_ignored(subject: Subject) -> Iterator[Finding]:
 def _rope(angles: dict[str, Any], scaling: dict[str, Any]) -> tuple[float, str]:
     theta: Any = angles.get("rope_theta", _OLD_DEFAULTS[0])
     kind: Any = scaling.get("rope_type", scaling.get("type", _OLD_DEFAULTS[1]))
-    return (float(theta) if isinstance(theta, int | float) else _OLD_DEFAULTS[0], str(kind))
+    # A float even where a file states an integer that none can hold.
+    known = isinstance(theta, int | float) and abs(theta) < _HUGE
+    return (float(theta) if known else _OLD_DEFAULTS[0], str(kind))
 
 
 def _exporter(subject: Subject) -> int | None:
