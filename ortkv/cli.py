@@ -306,6 +306,24 @@ def bench(  # noqa: PLR0913
         _print_bench(document)
 
 
+@app.command()
+@_reported
+def doctor(
+    path: Model, provider: ProviderName = "cpu", json: Json = False, debug: Debug = False
+) -> None:
+    """Find what will bite when a model is run, and say what to do. Exit code 1 for an error."""
+    del debug
+    from ortkv.doctor import diagnose, document, print_findings
+
+    findings = diagnose(path, provider=provider)
+    if json:
+        _print_json(document(findings))
+    else:
+        print_findings(findings)
+    if any(finding.level == "error" for finding in findings):
+        raise typer.Exit(1)
+
+
 def main() -> None:
     """Run the command line.
 

@@ -233,6 +233,63 @@ def _open(ort: Any, path: Path, provider: Provider, threads: int) -> OpenModel:
     return OpenModel(session=session, device=device)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """One implementation of an op on a provider.
+
+    ``versions``: of the op's definition, first and last; ``types``: what each of the op's type
+    parameters may be ("T" -> ("tensor(float)",)).
+    """
+
+    provider: str
+    domain: str
+    op: str
+    versions: tuple[int, int]
+    types: dict[str, tuple[str, ...]]
+
+
+def provider_names(provider: Provider) -> tuple[str, ...]:
+    """The providers a session would use, in order of preference, for what the user asked.
+
+    Raises: ProviderUnavailable, RuntimeMissing.
+    """
+    wanted, _ = _providers(import_onnxruntime(), provider)
+    names = [entry if isinstance(entry, str) else entry[0] for entry in wanted]
+    return tuple(dict.fromkeys([*names, "CPUExecutionProvider"]))
+
+
+def kernels() -> tuple[Kernel, ...] | None:
+    """Every kernel of the installed providers; None where this onnxruntime does not list them."""
+    state = import_onnxruntime().capi.onnxruntime_pybind11_state
+    try:
+        found: list[Any] = state.get_all_opkernel_def()
+    except (AttributeError, RuntimeError):  # a build without it, or a provider that cannot start
+        return None
+    return tuple(
+        Kernel(
+            provider=kernel.provider,
+            domain=kernel.domain,
+            op=kernel.op_name,
+            versions=tuple(kernel.version_range),
+            types={name: tuple(types) for name, types in kernel.type_constraints.items()},
+        )
+        for kernel in found
+    )
+
+
+def accepts(model: bytes) -> bool:
+    """Whether this onnxruntime makes a session, on the CPU, of a small serialized model."""
+    ort = import_onnxruntime()
+    state = ort.capi.onnxruntime_pybind11_state
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        ort.InferenceSession(model, sess_options=options, providers=["CPUExecutionProvider"])
+    except (state.InvalidGraph, state.NotImplemented, state.Fail):
+        return False
+    return True
+
+
 def run(session: Session, binding: IoBinding) -> None:
     """Run what is bound.   Raises: OutOfMemory; ExecutionFailed with onnxruntime's own reason."""
     try:
