@@ -260,6 +260,11 @@ def forms() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "mha-stacked", {"attention": "mha", "stacked": "2"}
     yield "mha-rotary", {"attention": "mha", "positions": "rotary"}
     yield "mha-4d_add", {"attention": "mha", "mask": "4d_add"}
+    yield "mha_buffer", {"attention": "mha_buffer", "mask": ""}
+    yield "mha_buffer-one-token", {"attention": "mha_buffer", "mask": "", "query_len": 1}
+    yield "mha_buffer-rotary", {
+        "attention": "mha_buffer", "mask": "", "query_len": 1, "positions": "rotary",
+    }  # fmt: skip
     yield "dmmha", {"attention": "dmmha", "query_len": 1, "mask": ""}
     yield "dmmha-mask", {"attention": "dmmha", "query_len": 1}
     yield "fused", fused()

@@ -241,6 +241,19 @@ def _multi_head(g: Graph, layer: int, x: str, given: Shared) -> tuple[str, Prese
     return mixed, dict(zip(ROLES, presents, strict=True))
 
 
+def _multi_head_in_place(g: Graph, layer: int, x: str, given: Shared) -> tuple[str, Presents]:
+    """With past_sequence_length the past is a buffer, and the presents are it, written."""
+    design = g.design
+    qkv = _projected(g, layer, x, given, split=False)
+    pasts = [past_part(g, layer, role) for role in ROLES]
+    length = g.input(design.label("past_length"), INT32, [], "past_length")
+    mixed, *presents = g.many(
+        "MultiHeadAttention", [*qkv, "", "", "", *pasts, length], 3, MICROSOFT,
+        num_heads=design.num_heads, unidirectional=1,
+    )  # fmt: skip
+    return mixed, dict(zip(ROLES, presents, strict=True))
+
+
 def _decoder_masked(g: Graph, layer: int, x: str, given: Shared) -> tuple[str, Presents]:
     """One token a run, written into the past's buffer."""
     design = g.design
@@ -307,11 +320,12 @@ def _group_query(g: Graph, layer: int, x: str, given: Shared) -> tuple[str, Pres
     return mixed, dict(zip(ROLES, presents, strict=True))
 
 
-UNBIASED = ("gqa_mask", "gqa_shape", "gqa_inputs", "fused", "dmmha")
+UNBIASED = ("mha_buffer", "gqa_mask", "gqa_shape", "gqa_inputs", "fused", "dmmha")
 FORMS = {
     "attention": _standard,
     "attention_3d": _standard,
     "mha": _multi_head,
+    "mha_buffer": _multi_head_in_place,
     "dmmha": _decoder_masked,
     "fused": _fused,
     "gqa_mask": _group_query,

@@ -51,14 +51,16 @@ class Design:
     name: a cache tensor's name from side, layer and role.   label: any other's, from its use.
     order: a seed that shuffles inputs and outputs.   anonymous: open dims have no names.
     batch, query_len: fixed sizes.   id_dtype: of tokens, positions and lengths.
-    past: False in a graph for first runs, which reads no cache.   merged: an ``If`` over use_cache_branch.
+    past: False in a graph for first runs, which reads no cache.
+    merged: an ``If`` over use_cache_branch.
     in_function: attention is a function of the model's own.
 
     attention: 'plain' (MatMul and Softmax), 'einsum', 'attention_whole' (the standard op over
     a cache joined outside), 'attention_nonpad' (the same, told each row's length by
     nonpad_kv_seqlen), 'attention' (the op joins, 4-D inputs), 'attention_3d', 'gqa_mask'
     (GroupQueryAttention, its lengths from the mask), 'gqa_shape' (from the past's own shape),
-    'gqa_inputs' (from inputs), 'mha' (MultiHeadAttention), 'dmmha' (DecoderMasked-), 'fused'
+    'gqa_inputs' (from inputs), 'mha' (MultiHeadAttention), 'mha_buffer' (the same in place, told
+    the past's length), 'dmmha' (DecoderMasked-, in place, one token a run), 'fused'
     (com.microsoft's Attention).   packed: GroupQueryAttention takes q, k, v in one.
 
     layouts: of the key and of the value; letters in parentheses share an axis, a missing H is
