@@ -24,7 +24,7 @@ def expected_entries(design: Design) -> list[dict[str, Any]]:
         _entry(design, layer, role, layout_of(design, role), update_of(design))
         for layer, role in tensors(design)
     ]
-    if design.cross in ("given", "passed", "first"):
+    if design.cross in ("given", "passed", "first", "first_only"):
         found += [
             _entry(design, layer, role, "BHSD", "constant")
             for layer in range(design.num_layers)
