@@ -347,3 +347,57 @@ def test_the_driver_sees_a_planted_fault(name: str, fault: str) -> None:
     found = driver.run(np.array(ROWS)[:, 4:5])
     wanted = np.stack([reference(CASES[name], row[:5])[0][-1:] for row in ROWS])
     assert np.abs(found - wanted).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("layout/BHSD-BHSD", {"role": "value"}),
+        ("layout/BHSD-BHSD", {"layer": 1}),
+        ("layout/(BH)SD-concat", {"layout": "(HB)SD"}),
+        ("layout/BS(HD)-concat", {"layout": "BS(DH)"}),
+        ("layout/square-heads", {"layout": "BDSH"}),
+        ("stack/two-layers-stacked", {"layout": "2BHSD", "role": "key_value"}),
+        ("stack/L2+BHSD-concat", {"layout": "2LBHSD"}),
+    ],
+)
+def test_the_driver_sees_a_wrong_truth(name: str, fields: dict[str, Any]) -> None:
+    """An entry with another role, layer or layout holds other numbers than numpy's."""
+    driver = Driver(CASES[name], [0, 0])
+    driver.run(np.array(ROWS)[:, :3])
+    caches = [reference(CASES[name], row[:3])[1] for row in ROWS]
+    check_caches(driver, caches)
+    driver.entries[0] |= fields
+    with pytest.raises((AssertionError, ValueError)):
+        check_caches(driver, caches)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("position/learned-position_ids", "positions"),
+        ("position/rotary-past_length", "past_length"),
+        ("position/learned-total_length", "total_length"),
+        ("mask/4d_drop-concat", "mask_4d"),
+        ("scatter/ScatterND-BHSD", "cache_position"),
+        ("form/gqa_inputs", "last_positions"),
+        ("dtype/int8-input", "cache_scale"),
+        ("input/merged-BHSD", "use_cache_branch"),
+        ("input/unknown", "unknown"),
+    ],
+)
+def test_the_driver_sees_a_helper_input_fed_wrong(
+    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So every helper input matters to its graph."""
+    right = FEEDS[kind]
+
+    def wrong(driver: Driver, tokens: Array, which: str) -> Array:
+        found = right(driver, tokens, which)
+        if found.dtype == np.bool_:
+            return ~found if kind != "use_cache_branch" else np.zeros_like(found)
+        return found * 2 if found.dtype.kind == "f" else found + driver.done // 3
+
+    monkeypatch.setitem(FEEDS, kind, wrong)
+    with pytest.raises(Exception, match=r"Not equal to tolerance|ONNXRuntimeError"):
+        run_all(CASES[name], [0, 0])
