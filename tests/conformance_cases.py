@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from onnx import TensorProto
 
 from graph_design import Design
+from graph_scores import MIXES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -72,6 +73,11 @@ def layouts() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "batch-of-one", {"batch": 1}
     yield "HBDS-batch-of-one", {"batch": 1, "layouts": ("HBDS", "HBSD")}
     yield "BHSD-one-head", {"num_heads": 3, "num_kv_heads": 1}
+    for layout, inner in itertools.permutations(("BHSD", "BSHD", "SBHD", "BHDS"), 2):
+        yield f"{layout}-joined-as-{inner}", {"layouts": (layout, layout), "join_layout": inner}
+    for update in ("concat", "delta", "scatter"):
+        yield f"idle-nodes-{update}", {"idle_nodes": True, "update": update}
+    yield "idle-nodes-joined-as-BSHD", {"idle_nodes": True, "join_layout": "BSHD"}
     yield "square-heads", {"num_heads": 4, "head_dim": 4}
     yield "anonymous-dims", {"anonymous": True}
     yield "anonymous-BSHD", {"anonymous": True, "layouts": ("BSHD", "BSHD")}
@@ -260,6 +266,11 @@ def forms() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "mha-stacked", {"attention": "mha", "stacked": "2"}
     yield "mha-rotary", {"attention": "mha", "positions": "rotary"}
     yield "mha-4d_add", {"attention": "mha", "mask": "4d_add"}
+    yield "mha_buffer", {"attention": "mha_buffer", "mask": ""}
+    yield "mha_buffer-one-token", {"attention": "mha_buffer", "mask": "", "query_len": 1}
+    yield "mha_buffer-rotary", {
+        "attention": "mha_buffer", "mask": "", "query_len": 1, "positions": "rotary",
+    }  # fmt: skip
     yield "dmmha", {"attention": "dmmha", "query_len": 1, "mask": ""}
     yield "dmmha-mask", {"attention": "dmmha", "query_len": 1}
     yield "fused", fused()
@@ -271,6 +282,25 @@ def forms() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "function-delta", {"in_function": True, "update": "delta"}
     yield "function-stacked", {"in_function": True, "stacked": "L"}
     yield "function-einsum", {"in_function": True, "attention": "einsum"}
+
+
+def scores() -> Iterator[tuple[str, dict[str, Any]]]:
+    """MatMul and Softmax in other pieces."""
+    shared = {"num_heads": 4, "num_kv_heads": 2}
+    for form, pair in itertools.product(MIXES, (("BHSD",) * 2, ("BHDS", "BHSD"), ("BSHD",) * 2)):
+        if form != "plain":
+            given = {"attention": form, "layouts": pair}
+            yield f"{form}-{'-'.join(pair)}", given
+            yield f"{form}-{'-'.join(pair)}-shared", given | shared | {"update": "delta"}
+    # Of fixed length: onnxruntime's FusedMatMul leaves noise where it sums over no tokens.
+    apart = {"attention": "apart", "update": "delta", "capacity": 8}
+    for pair in itertools.product(ATOMS, ATOMS):
+        yield f"apart-{'-'.join(pair)}", apart | {"layouts": pair}
+    yield "apart-shared", apart | shared
+    yield "apart-stacked", apart | {"stacked": "L"}
+    yield "apart-4d_add", apart | {
+        "mask": "4d_add", "layouts": ("HBDS", "HBSD"), "positions": "rotary",
+    }  # fmt: skip
 
 
 def fused() -> dict[str, Any]:
@@ -316,6 +346,8 @@ def others() -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"cross-{cross}-delta", {"cross": cross, "update": "delta"}
     yield "cross-first", {"cross": "first", "merged": True}
     yield "cross-first-rotary", {"cross": "first", "merged": True, "positions": "rotary"}
+    yield "cross-first_only", {"cross": "first_only", "merged": True}
+    yield "cross-first-run", {"cross": "first", "past": False}
     yield "cross-given-shared", {"cross": "given", "num_heads": 4, "num_kv_heads": 2}
     yield "cross-given-scatter", {"cross": "given"} | scatter("ScatterND")
     for kinds in ("CA", "CCAC", "AC", "RA", "RRRA", "CRA", "C", "R"):
@@ -347,8 +379,8 @@ def names() -> Iterator[tuple[str, dict[str, Any]]]:
 
 SOURCES: dict[str, Callable[[], Iterator[tuple[str, dict[str, Any]]]]] = {
     "layout": layouts, "stack": stacks, "scatter": scatters, "window": windows,
-    "position": positions, "mask": masks, "dtype": dtypes, "form": forms, "input": inputs,
-    "other": others,
+    "position": positions, "mask": masks, "dtype": dtypes, "form": forms, "score": scores,
+    "input": inputs, "other": others,
 }  # fmt: skip
 
 

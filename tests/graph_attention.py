@@ -20,6 +20,8 @@ from graph_layouts import (
     to_layout,
 )
 from graph_masks import batch_of, bias, new_len, rotary, rotated, write_places
+from graph_nodes import TO_THE_END
+from graph_scores import MIXES, apart, scaled_dot
 from graph_updates import joined
 
 if TYPE_CHECKING:
@@ -117,61 +119,89 @@ def _join_and_attend(g: Graph, layer: int, inputs: list[str]) -> list[str]:
     """
     design = g.design
     q, k, v, added, *rest = inputs
-    new = [to_layout(g, wire, lay) for wire, lay in zip((k, v), design.layouts, strict=True)]
+    inner = [design.join_layout or layout for layout in design.layouts]
+    new = [to_layout(g, wire, layout) for wire, layout in zip((k, v), inner, strict=True)]
     count = 1 if design.stack_join == "whole" else 2
-    pasts = rest[:count] if g.with_past else [""] * count
+    pasts = [_turned_in(g, *pair) for pair in zip(rest[:count], design.layouts, strict=False)]
     write = rest[-1] if len(rest) > count else ""
+    if design.attention == "apart":
+        return [_apart(g, q, pasts, new, added), *new]
     if design.stack_join == "whole":
-        layout = design.layouts[0] if design.stacked == "2D" else "2" + design.layouts[0]
+        layout = inner[0] if design.stacked == "2D" else "2" + inner[0]
         both, present = joined(g, pasts[0], pair(g, new), layout, write, (layer, "key"))
         wholes, presents = [pair_part(g, both, role) for role in ROLES], [present]
     else:
         pairs = [
             joined(g, past, wire, layout, write, (layer, role))
-            for past, wire, layout, role in zip(pasts, new, design.layouts, ROLES, strict=True)
+            for past, wire, layout, role in zip(pasts or ["", ""], new, inner, ROLES, strict=True)
         ]
         wholes, presents = [w for w, _ in pairs], [p for _, p in pairs]
-    return [_over(g, q, wholes, added, write), *presents]
+    presents = [_turned_out(g, *pair) for pair in zip(presents, design.layouts, strict=False)]
+    return [_over(g, q, wholes, inner, added, write), *presents]
 
 
-def _over(g: Graph, q: str, wholes: list[str], added: str, write: str) -> str:
-    """[batch, query_len, width]: queries over whole caches in the design's layouts."""
+def _turned_in(g: Graph, past: str, layout: str) -> str:
+    """A past as it is joined, after whatever does nothing to it."""
+    past = _idle(g, past) if g.design.idle_nodes else past
+    return g.transpose(past, layout, g.design.join_layout) if g.design.join_layout else past
+
+
+def _turned_out(g: Graph, present: str, layout: str) -> str:
+    """A present in the cache's layout."""
+    if g.design.join_layout:
+        present = g.transpose(present, g.design.join_layout, layout)
+    return _idle(g, present) if g.design.idle_nodes else present
+
+
+def _idle(g: Graph, wire: str) -> str:
+    """The same numbers after Identity, Unsqueeze, Squeeze, Slice and Reshape."""
+    whole = g.squeeze(g.unsqueeze(g.add("Identity", wire), 0), 0)
+    ends = [g.const([0]), g.const([TO_THE_END]), g.const([0])]
+    return g.add("Reshape", g.add("Slice", whole, *ends), g.add("Shape", wire))
+
+
+def _over(g: Graph, q: str, wholes: list[str], layouts: list[str], added: str, write: str) -> str:
+    """[batch, query_len, width]: queries over whole caches."""
     design = g.design
     if design.attention == "einsum":
-        return _einsum(g, q, wholes, added)
-    merged = all(groups(layout)[0] == "BH" for layout in design.layouts)
-    if merged and design.kv_heads == design.num_heads:
+        return _einsum(g, q, wholes, layouts, added)
+    merged = all(groups(layout)[0] == "BH" for layout in layouts)
+    if merged and design.kv_heads == design.num_heads and design.attention == "plain":
         return _batched(g, q, wholes, added)
-    batch = g.length(q, 0)
-    plain = design.attention == "plain"
-    k, v = (
-        _repeated(g, from_layout(g, wire, layout, wanted, batch), wanted)
-        for wire, layout, wanted in zip(
-            wholes, design.layouts, ("BHDS" if plain else "BHSD", "BHSD"), strict=True
-        )
-    )
+    mix = MIXES.get(design.attention)
+    k, v = _heads_of(g, q, wholes, layouts, "BHDS" if mix else "BHSD")
     q = g.transpose(q, "BSHD", "BHSD")
     lengths = []
     if design.attention == "attention_nonpad":
         lengths = ["", "", g.add("Add", write, g.length(q, 2))]
-    whole = [q, k, v, added, *lengths]
-    mixed = scaled_dot(g, q, k, v, added) if plain else g.add("Attention", *whole)
+    mixed = mix(g, q, k, v, added) if mix else g.add("Attention", q, k, v, added, *lengths)
     return g.reshape(g.transpose(mixed, "BHSD", "BSHD"), [0, 0, design.width])
 
 
-def scaled_dot(g: Graph, q: str, k: str, v: str, added: str) -> str:
-    """q, v and the result are BHSD, k is BHDS."""
-    root = g.const(np.sqrt(g.design.head_dim), np.float32)
-    scores = g.add("Div", g.add("MatMul", q, k), root)
-    scores = g.add("Add", scores, added) if added else scores
-    return g.add("MatMul", g.add("Softmax", scores, axis=-1), v)
+def _heads_of(
+    g: Graph, q: str, caches: list[str], layouts: list[str], keys: str
+) -> tuple[str, str]:
+    """Key with the axes ``keys`` and value BHSD, of as many heads as the attention needs."""
+    batch = g.length(q, 0)
+    k, v = (
+        _repeated(g, from_layout(g, wire, layout, wanted, batch), wanted)
+        for wire, layout, wanted in zip(caches, layouts, (keys, "BHSD"), strict=True)
+    )
+    return k, v
+
+
+def _apart(g: Graph, q: str, pasts: list[str], new: list[str], added: str) -> str:
+    layouts = [*g.design.layouts]
+    old, fresh = ([*_heads_of(g, q, caches, layouts, "BHDS")] for caches in (pasts, new))
+    mixed = apart(g, g.transpose(q, "BSHD", "BHSD"), old, fresh, added)
+    return g.reshape(g.transpose(mixed, "BHSD", "BSHD"), [0, 0, g.design.width])
 
 
 def _repeated(g: Graph, wire: str, letters: str) -> str:
     """Each kv head for all the heads that share it, by Expand and Reshape; 'attention' can."""
     design = g.design
     times = design.num_heads // design.kv_heads
-    if times == 1 or design.attention != "plain":
+    if times == 1 or design.attention.startswith("attention"):
         return wire
     sizes: list[str | int] = [design.head_dim if x == "D" else g.length(wire, i)
                               for i, x in enumerate(letters)]  # fmt: skip
@@ -198,14 +228,14 @@ def _batched(g: Graph, q: str, wholes: list[str], added: str) -> str:
     return g.reshape(g.transpose(mixed, "BHSD", "BSHD"), [0, 0, design.width])
 
 
-def _einsum(g: Graph, q: str, wholes: list[str], added: str) -> str:
+def _einsum(g: Graph, q: str, wholes: list[str], layouts: list[str], added: str) -> str:
     """Straight over the caches' own axes; G are the heads that share a kv head."""
     design = g.design
     times = design.num_heads // design.kv_heads
     grouped, both = ("bqhgd", "hg") if times > 1 else ("bqhd", "h")
     if times > 1:
         q, added = g.reshape(q, [0, 0, design.kv_heads, times, -1]), g.unsqueeze(added, 2)
-    k_axes, v_axes = (layout.lower().replace("s", "k") for layout in design.layouts)
+    k_axes, v_axes = (layout.lower().replace("s", "k") for layout in layouts)
     scores = g.add("Einsum", q, wholes[0], equation=f"{grouped},{k_axes}->b{both}qk")
     scores = g.add("Div", scores, g.const(np.sqrt(design.head_dim), np.float32))
     shares = g.add("Softmax", g.add("Add", scores, added), axis=-1)
@@ -237,6 +267,19 @@ def _multi_head(g: Graph, layer: int, x: str, given: Shared) -> tuple[str, Prese
     mixed, *presents = g.many(
         "MultiHeadAttention", [*qkv, "", "", given.bias, *pasts], 3, MICROSOFT,
         num_heads=design.num_heads,
+    )  # fmt: skip
+    return mixed, dict(zip(ROLES, presents, strict=True))
+
+
+def _multi_head_in_place(g: Graph, layer: int, x: str, given: Shared) -> tuple[str, Presents]:
+    """With past_sequence_length the past is a buffer, and the presents are it, written."""
+    design = g.design
+    qkv = _projected(g, layer, x, given, split=False)
+    pasts = [past_part(g, layer, role) for role in ROLES]
+    length = g.input(design.label("past_length"), INT32, [], "past_length")
+    mixed, *presents = g.many(
+        "MultiHeadAttention", [*qkv, "", "", "", *pasts, length], 3, MICROSOFT,
+        num_heads=design.num_heads, unidirectional=1,
     )  # fmt: skip
     return mixed, dict(zip(ROLES, presents, strict=True))
 
@@ -307,11 +350,12 @@ def _group_query(g: Graph, layer: int, x: str, given: Shared) -> tuple[str, Pres
     return mixed, dict(zip(ROLES, presents, strict=True))
 
 
-UNBIASED = ("gqa_mask", "gqa_shape", "gqa_inputs", "fused", "dmmha")
+UNBIASED = ("mha_buffer", "gqa_mask", "gqa_shape", "gqa_inputs", "fused", "dmmha")
 FORMS = {
     "attention": _standard,
     "attention_3d": _standard,
     "mha": _multi_head,
+    "mha_buffer": _multi_head_in_place,
     "dmmha": _decoder_masked,
     "fused": _fused,
     "gqa_mask": _group_query,
@@ -324,7 +368,7 @@ def cross_attention(g: Graph, layer: int, x: str) -> tuple[str, Presents]:
     """Over an encoder's output, whose keys and values are BHSD; and those, where they go out."""
     design = g.design
     q = g.reshape(g.add("MatMul", x, f"cwq_{layer}"), [0, 0, design.num_heads, design.head_dim])
-    computed = design.cross == "hidden" or (design.cross == "first" and not g.with_past)
+    computed = design.cross == "hidden" or not g.with_past
     parts = {
         f"cross_{role}": _encoder_part(g, layer, weight)
         if computed
@@ -336,7 +380,11 @@ def cross_attention(g: Graph, layer: int, x: str) -> tuple[str, Presents]:
     mixed = scaled_dot(g, g.transpose(q, "BSHD", "BHSD"), k, v, _encoder_bias(g))
     mixed = g.reshape(g.transpose(mixed, "BHSD", "BSHD"), [0, 0, design.width])
     out = g.add("MatMul", mixed, f"cwo_{layer}")
-    return out, parts if design.cross in ("passed", "first") else {}
+    if design.cross == "first_only" and g.with_past:
+        shape = [0, design.kv_heads, 1, design.head_dim]
+        nothing = g.add("ConstantOfShape", g.const(shape))
+        return out, {role: g.add("Identity", nothing) for role in parts}
+    return out, parts if design.cross in ("passed", "first", "first_only") else {}
 
 
 def _encoder_part(g: Graph, layer: int, weight: str) -> str:

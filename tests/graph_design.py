@@ -51,21 +51,26 @@ class Design:
     name: a cache tensor's name from side, layer and role.   label: any other's, from its use.
     order: a seed that shuffles inputs and outputs.   anonymous: open dims have no names.
     batch, query_len: fixed sizes.   id_dtype: of tokens, positions and lengths.
-    past: False in a graph for first runs, which reads no cache.   merged: an ``If`` over use_cache_branch.
+    past: False in a graph for first runs, which reads no cache.
+    merged: an ``If`` over use_cache_branch.
     in_function: attention is a function of the model's own.
 
-    attention: 'plain' (MatMul and Softmax), 'einsum', 'attention_whole' (the standard op over
+    attention: 'plain' (MatMul and Softmax), 'exp' (Softmax in arithmetic), 'scaled_both' (half of
+    the scale to each side), 'turned' (caches on the left of MatMul), 'head_by_head', 'apart' (past
+    and new are never joined: for 'delta'), 'einsum', 'attention_whole' (the standard op over
     a cache joined outside), 'attention_nonpad' (the same, told each row's length by
     nonpad_kv_seqlen), 'attention' (the op joins, 4-D inputs), 'attention_3d', 'gqa_mask'
     (GroupQueryAttention, its lengths from the mask), 'gqa_shape' (from the past's own shape),
-    'gqa_inputs' (from inputs), 'mha' (MultiHeadAttention), 'dmmha' (DecoderMasked-), 'fused'
+    'gqa_inputs' (from inputs), 'mha' (MultiHeadAttention), 'mha_buffer' (the same in place, told
+    the past's length), 'dmmha' (DecoderMasked-, in place, one token a run), 'fused'
     (com.microsoft's Attention).   packed: GroupQueryAttention takes q, k, v in one.
 
     layouts: of the key and of the value; letters in parentheses share an axis, a missing H is
     one kv head.   stacked: what one tensor holds: '' a key or a value; '2' a layer's key and
     value on an axis of their own, '2D' side by side on the last axis; 'L' every layer's keys (or
     values); 'L2' all.   stack_axis: where those axes are.   stack_join: 'parts' are joined
-    to the past, or the 'whole' tensor of a layer.
+    to the past, or the 'whole' tensor of a layer.   join_layout: the axes they are joined in,
+    where not the cache's own.   idle_nodes: nodes on either side that change nothing.
 
     update: 'concat', 'delta' (presents are the new tokens alone), 'scatter', 'window' (ends at
     the buffer's end), 'window_left' (fills from its start, then slides; told by write_from).
@@ -84,7 +89,7 @@ class Design:
 
     cross: attention over an encoder's output: '' none; 'given' (cross keys and values are
     inputs), 'passed' (and go out again), 'hidden' (computed from encoder_hidden_states in every
-    run), 'first' (computed in the run without a past, of a merged graph).
+    run), 'first' (computed in the run without a past, else passed), 'first_only' (else empty).
     layer_kinds: a letter a layer: Attention, Convolution, Recurrence.
     conv_state_len: 2 or 3, of a kernel of 3.   recurrence: 'scan', or 'step' (one token a run).
     extras: further inputs: num_logits_to_keep, beam_indices, token_types, inputs_embeds (instead
@@ -114,6 +119,8 @@ class Design:
     stacked: str = ""
     stack_axis: int = 0
     stack_join: str = "parts"
+    join_layout: str = ""
+    idle_nodes: bool = False
     update: str = "concat"
     capacity: int | None = None
     write: str = "ScatterND"

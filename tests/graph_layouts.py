@@ -86,11 +86,13 @@ def declare_caches(g: Graph) -> None:
         if design.past:
             g.input(design.name("past", layer, role), dtype, cache_dims(design, layout, past))
         g.output(design.name("present", layer, role), dtype, cache_dims(design, layout, present))
-    if design.cross in ("given", "passed", "first"):
-        dims = cache_dims(design, "BHSD", "encoder_len" if design.cross == "first" else ENCODER_LEN)
+    if design.cross in ("given", "passed", "first", "first_only"):
+        length = "encoder_len" if design.cross.startswith("first") else ENCODER_LEN
+        dims = cache_dims(design, "BHSD", length)
         for layer in range(design.num_layers):
             for role in ("cross_key", "cross_value"):
-                g.input(design.name("past", layer, role), 1, dims)
+                if design.past:
+                    g.input(design.name("past", layer, role), 1, dims)
                 if design.cross != "given":
                     g.output(design.name("present", layer, role), 1, dims)
 

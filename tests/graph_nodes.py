@@ -114,7 +114,9 @@ class Graph:
         return self.add("Concat", *parts, axis=0)
 
     def reshape(self, wire: str, sizes: list[str | int]) -> str:
-        return self.add("Reshape", wire, self.vector(sizes))
+        """To numbers, 0 an axis kept as it is, and scalar wires, whose 0 is no tokens yet."""
+        empty = int(0 not in sizes and -1 not in sizes)
+        return self.add("Reshape", wire, self.vector(sizes), allowzero=empty)
 
     def transpose(self, wire: str, old: str, new: str) -> str:
         """From one order of letters to another."""

@@ -12,19 +12,19 @@ STATES = {"C": ("conv", "BXX"), "R": ("recurrent", "BXXX")}
 
 def update_of(design: Design) -> str:
     """The rule of keys and values: the design's, unless an op shares its buffer."""
-    shares = design.attention in ("gqa_mask", "gqa_inputs", "dmmha")
+    shares = design.attention in ("gqa_mask", "gqa_inputs", "dmmha", "mha_buffer")
     return "in_place" if shares else design.update.removesuffix("_left")
 
 
 def expected_entries(design: Design) -> list[dict[str, Any]]:
-    """Every past/present pair: layer, role, past, present (None on a side that is not there), layout,
-    update, num_kv_heads, head_dim (None for states).
+    """Every past/present pair: layer, role, past, present (None on a side that is not there),
+    layout, update, num_kv_heads, head_dim (None for states).
     """
     found = [
         _entry(design, layer, role, layout_of(design, role), update_of(design))
         for layer, role in tensors(design)
     ]
-    if design.cross in ("given", "passed", "first"):
+    if design.cross in ("given", "passed", "first", "first_only"):
         found += [
             _entry(design, layer, role, "BHSD", "constant")
             for layer in range(design.num_layers)
