@@ -54,8 +54,9 @@ class Binding:
         self._cache = cache
         self._embedder = None if embedding is None else _Embedder(embedding)
         self._has_fixed_masks = any(
-            helper.kind in ("mask_2d", "mask_4d") and isinstance(helper.dims[-1], int)
+            helper.kind in ("mask_2d", "mask_4d") and isinstance(width, int)
             for helper in schema.helpers
+            for width in helper.dims[-1:]
         )
         self._tokens_dtype = numpy_dtype(schema.tokens_dtype)
         self._io = session.io_binding()
