@@ -65,6 +65,11 @@ CONVENTIONS = (
         rf"present(?:_key_values)?\.{_N}\.{_SELF_OR_CROSS}\.{_KV}",
     ),
     _convention(
+        "encoder-decoder, by hand",
+        rf"past_key_values\.{_N}\.(?P<cross>cross)_{_KV}",
+        rf"present(?:_key_values)?\.{_N}\.(?P<cross>cross)_{_KV}",
+    ),
+    _convention(
         "optimum's older multi-query models",
         rf"past_key_values\.{_N}\.key_value",
         rf"present(?:_key_values)?\.{_N}\.key_value",
