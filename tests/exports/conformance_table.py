@@ -23,19 +23,19 @@ PRODUCERS = {
     "optimum": "optimum-onnx 0.1.0",
     "legacy": "optimum 1.13.3",
     "genai": "GenAI builder 0.18.0",
-    "merged": "optimum, merged",
+    "merged": "optimum's merge",
     "two-files": "optimum 1.13.3, two files",
     "ort": "onnxruntime.transformers' GPT-2 tool",
-    "ort-fused": "the same, --optimize_onnx",
-    "tf5": "transformers 5.23 exporter",
-    "tf5-pair": "the same, two graphs",
-    "tf5-fused": "the same, ort_fusions",
-    "tf5-static": "the same, static cache",
-    "tf5-static-fused": "the same, static, fused",
+    "ort-fused": "the same tool, `--optimize_onnx`",
+    "tf5": "transformers 5.23",
+    "tf5-pair": "transformers 5.23, prefill and decode",
+    "tf5-fused": "transformers 5.23, ort_fusions",
+    "tf5-static": "transformers 5.23, static cache",
+    "tf5-static-fused": "transformers 5.23, static, ort_fusions",
     "dynamo": "torch 2.13 dynamo by hand",
     "mobius": "mobius-onnx 0.1.0",
-    "mobius-cpu": "the same, `--ep cpu`",
-    "mobius-static": "the same, `--static-cache`",
+    "mobius-cpu": "mobius-onnx 0.1.0 `--ep cpu`",
+    "mobius-static": "mobius-onnx 0.1.0 `--static-cache`",
 }
 HEADINGS = (
     "producer",
@@ -72,10 +72,10 @@ def described(schema: CacheSchema) -> list[str]:
     return ["<br>".join(helpers) or "none", ", ".join(layouts), ", ".join(updates), "yes"]
 
 
-def message(found: Exception) -> str:
-    """An error as one table cell."""
+def message(found: Exception, folder: Path) -> str:
+    """An error as one table cell, without the place where the folder lies."""
     code = getattr(found, "code", type(found).__name__)
-    text = " ".join(str(found).split()).replace("|", "\\|")
+    text = " ".join(str(found).replace(str(folder), folder.name).split()).replace("|", "\\|")
     return f"{code}: {text[:160]}"
 
 
@@ -95,7 +95,7 @@ def proof(folder: Path) -> list[str]:
         cells.append(f"{equal} of {len(some)}")
         cells.append("yes" if greedy(generator, some) == alone else "**no**")
     except Exception as found:  # noqa: BLE001 - a refusal is a row of the table
-        cells.append(message(found))
+        cells.append(message(found, folder))
     return cells
 
 
@@ -105,7 +105,7 @@ def row_cells(folder: Path) -> list[str]:
     try:
         cells += described(ortkv.inspect(folder))
     except Exception as found:  # noqa: BLE001 - a refusal is a row of the table
-        return [*cells, *[""] * 3, message(found)]
+        return [*cells, *[""] * 3, message(found, folder)]
     return cells + proof(folder)
 
 
