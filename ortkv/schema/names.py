@@ -112,8 +112,8 @@ CONVENTIONS = (
     ),
     _convention(
         "transformers 5, hybrids",
-        rf"input\.(?:past_key_values|cache_params)\.layers\.{_N}\.{_STATE}s?",
-        rf"(?:output\.)?(?:past_key_values|cache_params)\.layers\.{_N}\.{_STATE}s?",
+        rf"input\.(?:past_key_values|cache_params)\.layers\.{_N}\.{_STATE}s?(?:\.0)?",
+        rf"(?:output\.)?(?:past_key_values|cache_params)\.layers\.{_N}\.{_STATE}s?(?:\.0)?",
     ),
     _convention(
         "torch.onnx of a DynamicCache",

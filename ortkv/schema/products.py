@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from ortkv.schema.spec import Role
     from ortkv.schema.wiring import Op, Wiring
 
-_SCORE_OPS = frozenset(
+SCORE_OPS = frozenset(
     {"Add", "Cast", "Clip", "Concat", "Div", "Dropout", "Identity", "IsNaN", "Max", "Min", "Mul",
      "Reshape", "Slice", "Split", "Sub", "Tanh", "Transpose", "Where", "Unsqueeze", "Squeeze"}
 )  # fmt: skip
 """Ops between QKᵀ, the softmax and the product with V: scaling, masks, softcap, sinks."""
-_SOFTMAX = frozenset({"Softmax", "Exp"})
+SOFTMAX = frozenset({"Softmax", "Exp"})
 """The softmax, or its numerator where a graph spells it out."""
 PRODUCTS = frozenset({"MatMul", "Einsum", "FusedMatMul"})
 
@@ -76,9 +76,9 @@ def leads_to_softmax(wiring: Wiring, start: str) -> bool:
     front, seen = [start], {start}
     while front:
         for op in wiring.consumers(front.pop()):
-            if op.kind in _SOFTMAX:
+            if op.kind in SOFTMAX:
                 return True
-            if op.kind in _SCORE_OPS and op.outputs[0] not in seen:
+            if op.kind in SCORE_OPS and op.outputs[0] not in seen:
                 seen.update(op.outputs)
                 front.extend(op.outputs)
     return False
@@ -90,9 +90,9 @@ def _comes_from_softmax(wiring: Wiring, starts: list[str]) -> bool:
         op = wiring.makers.get(front.pop())
         if op is None:
             continue
-        if op.kind in _SOFTMAX:
+        if op.kind in SOFTMAX:
             return True
-        if op.kind in _SCORE_OPS:
+        if op.kind in SCORE_OPS:
             front.extend(name for name in op.inputs if name and name not in seen)
             seen.update(op.inputs)
     return False

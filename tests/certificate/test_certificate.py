@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import ortkv.certificate
 import pytest
+from onnx import helper
 from ortkv import Generator
 from ortkv.certificate import cache_folder, certified
 from ortkv.errors import UnsupportedModel
