@@ -44,7 +44,8 @@ class CacheEntry:
     value, X an axis of a state whose meaning is the model's own; letters in parentheses share
     one axis. ``num_layers``: how many L stands for. ``state_dims``: the sizes of the X.
     ``capacity``: the sequence axis' size where the graph fixes it. ``window``: the most tokens
-    that are kept, the oldest dropped first; None for all.
+    that are kept, the oldest dropped first; None for all. ``alignment``: at which end of a
+    window of fixed capacity the tokens are while it is not full.
     ``past`` is None in a graph for first runs, which starts a cache and reads none; ``present``
     is None where the graph gives none out, as for cross-attention it only reads.
     """
@@ -62,6 +63,7 @@ class CacheEntry:
     num_layers: int = 1
     capacity: int | None = None
     window: int | None = None
+    alignment: RowAlignment = "end"
     state_dims: tuple[int, ...] = ()
 
     @property

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ortkv.schema.moves import Axes, Axis
     from ortkv.schema.products import Use
     from ortkv.schema.sizes import GraphSizes
-    from ortkv.schema.spec import Role, Update
+    from ortkv.schema.spec import Role, RowAlignment, Update
     from ortkv.schema.wiring import Op, Wiring
 
 
@@ -58,10 +58,12 @@ class Flow:
     new_sizes: the dims of the new tokens, by the past's axes.
     window: the most tokens that a present keeps, where it drops older ones and says how many.
     query_len: the one number of new tokens a run may have, where what is dropped fixes it.
+    alignment: at which end of a window of fixed size its tokens are.
     fault: what keeps the present from being the past with the new tokens after it; '' if nothing.
     row_lengths: wires with each row's own length, for ops that take one; '' for one that does not.
     kernel: the tokens that a convolution it enters spans; None where it enters none.
-    transposed: whether its axes are put in another order before the join.   path: the ops it goes through to its present.
+    transposed: whether its axes are put in another order before the join.
+    path: the ops it goes through to its present.
     """
 
     past: str
@@ -77,6 +79,7 @@ class Flow:
     order: int
     window: int | None
     query_len: int | None
+    alignment: RowAlignment
     fault: str
     row_lengths: frozenset[str]
     kernel: int | None
@@ -109,6 +112,8 @@ class _Step:
     window: int | None = None
     query_len: int | None = None
     fault: str = ""
+    placed: bool = False
+    """Whether the new tokens were written at a place of their own after they were joined."""
     computed: bool = False
     """Whether arithmetic has been done on it: still good to tell a role, no present any more."""
 
@@ -195,6 +200,7 @@ def _flow(graph: _Graph, past: str, rank: int) -> Flow | None:
         order=min(findings.orders, default=0),
         window=None if arrival is None else arrival.window,
         query_len=None if arrival is None else arrival.query_len,
+        alignment="start" if arrival is not None and arrival.placed else "end",
         fault=_fault(arrival),
         row_lengths=frozenset(findings.row_lengths),
         kernel=None if findings.roles else max(findings.kernels, default=None),
@@ -245,10 +251,14 @@ def _arrivals_of_new(graph: _Graph, findings: _Findings) -> dict[str, _Step]:
     return arrivals
 
 
+_UNDONE = REARRANGING | {"Expand", "Tile"}
+"""Ops before which new tokens may be given out: they are put in order, or shared by more heads."""
+
+
 def _sources(graph: _Graph, wire: str, axes: Axes | None) -> Iterator[tuple[str, Axes | None]]:
     """A wire and those it was only rearranged from, each with its axes."""
     yield wire, axes
-    while (maker := graph.wiring.makers.get(wire)) is not None and maker.kind in REARRANGING:
+    while (maker := graph.wiring.makers.get(wire)) is not None and maker.kind in _UNDONE:
         perm = maker.attribute("perm")
         if maker.kind == "Transpose" and axes is not None and perm is not None:
             axes = tuple(axes[list(perm.ints).index(i)] for i in range(len(axes)))
@@ -502,7 +512,7 @@ def _through_scatter(graph: _Graph, op: Op, step: _Step, findings: _Findings) ->
     join = _Join(update="scatter", axis=axis, op=op, row_lengths=lengths)
     _note_new_sizes(graph, step.axes, op.input(1 if op.kind == "TensorScatter" else 2), findings)
     after = replace(step, wire=op.outputs[0], join=step.join or join, path=(*step.path, op.kind))
-    return [after]
+    return [replace(after, placed=step.join is not None)]
 
 
 def _blended(graph: _Graph, op: Op, step: _Step, findings: _Findings) -> _Step:
@@ -585,6 +595,8 @@ def _cut(graph: _Graph, op: Op, step: _Step, start: int | None) -> _Step:
         return replace(step, join=replace(join, update="delta"))
     if start is not None and join.update == "concat":
         return replace(step, query_len=start, join=replace(join, update="window"))
+    if step.placed:
+        return replace(step, join=replace(join, update="window"))
     return replace(step, fault="cuts the joined tokens in a way that ortkv does not understand")
 
 
