@@ -30,7 +30,7 @@ class Use:
 
 def use_in_product(wiring: Wiring, op: Op, wire: str, rank: int) -> Use | None:
     """Key: the product goes into a softmax. Value: it is taken with what comes out of one."""
-    if leads_to_softmax(wiring, op.outputs[0]):
+    if leads_to_softmax(wiring, op.output()):
         role = KEY
     elif _comes_from_softmax(wiring, [name for name in op.inputs if name != wire]):
         role = VALUE
@@ -57,7 +57,7 @@ def _matmul_axes(op: Op, wire: str, rank: int) -> tuple[int, int] | None:
 
 def _einsum_axes(op: Op, wire: str) -> tuple[int, int] | None:
     attribute = op.attribute("equation")
-    equation = "" if attribute is None else attribute.s.decode().replace(" ", "")
+    equation = "" if attribute is None else attribute.s.decode(errors="replace").replace(" ", "")
     left, arrow, out = equation.partition("->")
     terms = left.split(",")
     if not arrow or len(terms) != len(op.inputs):
@@ -76,9 +76,9 @@ def leads_to_softmax(wiring: Wiring, start: str) -> bool:
         for op in wiring.consumers(front.pop()):
             if op.kind == "Softmax":
                 return True
-            if op.kind in _SCORE_OPS and op.outputs[0] not in seen:
-                seen.add(op.outputs[0])
-                front.append(op.outputs[0])
+            if op.kind in _SCORE_OPS and op.output() not in seen:
+                seen.add(op.output())
+                front.append(op.output())
     return False
 
 
