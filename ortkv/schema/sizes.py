@@ -98,6 +98,7 @@ _BROADCAST = frozenset(
 )  # fmt: skip
 _PASSED_ON = frozenset({"Identity", "Cast", "Unsqueeze", "Squeeze", "Reshape"})
 """Ops that hand a vector of sizes on as it is: a scalar counts as a vector of one."""
+_VALUE_OPS = _PASSED_ON | {"Concat", "Gather", "Slice", "Add", "Sub", "Mul", "Div"}
 
 
 @dataclass
@@ -171,6 +172,8 @@ def _values(found: GraphSizes, op: Op) -> list[Size | None] | None:
         end = op.attribute("end")
         stop = None if end is None else end.i
         return None if dims is None else list(dims[op.int_attribute("start", 0) : stop])
+    if op.kind not in _VALUE_OPS:
+        return None
     parts = [found.ints(name) for name in op.inputs]
     if not parts or parts[0] is None:
         return None

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ortkv.schema.inlining import inlined
 from ortkv.schema.order import in_order
 from ortkv.signature import dims_of
@@ -17,7 +19,6 @@ from ortkv.signature import dims_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import numpy as np
     import onnx
 
     from ortkv.signature import Dim
@@ -136,6 +137,8 @@ def _small_array(tensor: onnx.TensorProto | None) -> np.ndarray | None:
         return None
     from onnx import numpy_helper
 
+    if tensor.data_type == tensor.INT64 and len(tensor.raw_data) == 8 * prod(tensor.dims):
+        return np.frombuffer(tensor.raw_data, "<i8")  # most constants; to_array takes 40 us
     try:
         return numpy_helper.to_array(tensor)
     except (KeyError, TypeError, ValueError):  # numpy_helper checks neither dtype nor length
@@ -170,8 +173,8 @@ def _add_graph(
         wiring.constants[define(tensor.name)] = tensor
     _note_stated(wiring, graph, scope)
     for node in in_order(graph):
-        inputs = tuple(names.get(name, name) for name in node.input)
-        outputs = tuple(define(name) for name in node.output)
+        inputs = tuple([names.get(name, name) for name in node.input])
+        outputs = tuple([define(name) for name in node.output])
         op = Op(
             kind=node.op_type,
             domain=node.domain or "ai.onnx",
