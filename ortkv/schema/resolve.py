@@ -201,7 +201,7 @@ def _logits(signature: Signature, presents: set[str], table: tuple[int, int] | N
     found = named or of_vocab or [s for s in others if s not in hidden]
     if len(found) != 1 or found[0].dtype not in FLOATS or found[0].rank not in (2, 3):
         raise UnsupportedModel(
-            f"{seen('outputs', signature.outputs)}: expected one output of logits (float, "
+            f"{seen('outputs', found or signature.outputs)}: expected one output of logits (float, "
             f"[batch, query_len, vocab_size]), found {len(found)} that could be it. Export the "
             "model with its language-model head, or name the output in ortkv.json or --kv-map."
         )
