@@ -58,6 +58,7 @@ class Flow:
     fault: what keeps the present from being the past with the new tokens after it; '' if nothing.
     row_lengths: wires with each row's own length, for ops that take one; '' for one that does not.
     convolved: whether it enters a convolution.   path: the ops it goes through to its present.
+    join: the op that adds the new tokens.   readers: the ops that told a role.
     """
 
     past: str
@@ -78,6 +79,8 @@ class Flow:
     convolved: bool
     transposed: bool
     path: tuple[str, ...]
+    join: Op | None
+    readers: tuple[tuple[Role, Op], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +119,7 @@ class _Findings:
     arrivals: dict[str, _Step] = field(default_factory=dict[str, _Step])
     roles: set[Role] = field(default_factory=set["Role"])
     orders: list[int] = field(default_factory=list[int])
+    readers: list[tuple[Role, Op]] = field(default_factory=list["tuple[Role, Op]"])
     sequences: list[Axis] = field(default_factory=list["Axis"])
     depths: list[Axis] = field(default_factory=list["Axis"])
     parts: dict[Part, dict[int, set[Role]]] = field(
@@ -132,9 +136,10 @@ class _Findings:
     convolutions: list[int] = field(default_factory=list[int])
     transposes: list[Op] = field(default_factory=list["Op"])
 
-    def used_as(self, role: Role, step: _Step, order: int) -> None:
+    def used_as(self, role: Role, step: _Step, op: Op) -> None:
         self.roles.add(role)
-        self.orders.append(order)
+        self.orders.append(op.order)
+        self.readers.append((role, op))
         for axis, part in step.picks:
             self.parts.setdefault(axis, {}).setdefault(part, set()).add(role)
 
@@ -196,6 +201,8 @@ def _flow(graph: _Graph, past: str, rank: int) -> Flow | None:
         convolved=bool(findings.convolutions) and not findings.roles,
         transposed=bool(findings.transposes),
         path=(past,) if arrival is None else arrival.path,
+        join=None if join is None else join.op,
+        readers=tuple(findings.readers),
     )
 
 
@@ -337,7 +344,7 @@ def _note_product(graph: _Graph, op: Op, step: _Step, findings: _Findings) -> No
     use = use_in_product(graph.wiring, op, step.wire, rank)
     if use is None:
         return
-    findings.used_as(use.role, step, op.order)
+    findings.used_as(use.role, step, op)
     if step.axes is not None and use.sequence is not None and use.depth is not None:
         findings.sequences.append(step.axes[use.sequence])
         findings.depths.append(step.axes[use.depth])
@@ -353,7 +360,7 @@ def _through_fused(
     if index not in table.pairs:
         return []
     output, role = table.pairs[index]
-    findings.used_as(role, step, op.order)
+    findings.used_as(role, step, op)
     if role == KEY_VALUE:
         findings.parts[Part(0)] = {0: {KEY}, 1: {VALUE}}
         findings.dropped.add(Part(0))
@@ -377,7 +384,7 @@ def _through_fused(
 
 def _note_operand(op: Op, role: Role, step: _Step, findings: _Findings) -> None:
     """The whole key or value of an attention op: [B, H, S, D], or [B, S, H*D]."""
-    findings.used_as(role, step, op.order)
+    findings.used_as(role, step, op)
     if step.axes is not None:
         findings.sequences.append(step.axes[2 if len(step.axes) == 4 else 1])
         if len(step.axes) == 4:
