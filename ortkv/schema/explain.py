@@ -9,7 +9,7 @@ from ortkv.schema import topology
 from ortkv.schema.fused_ops import fused
 from ortkv.schema.moves import REARRANGING
 from ortkv.schema.sizes import graph_sizes
-from ortkv.schema.stated import groups
+from ortkv.schema.stated import STATES, groups
 from ortkv.schema.wiring import wire
 
 if TYPE_CHECKING:
@@ -171,6 +171,10 @@ def _reader(entry: CacheEntry, flow: Flow | None) -> Op | None:
 
 
 def _use(entry: CacheEntry, reader: Op | None) -> str:
+    if reader is None and entry.role not in STATES and "stated" in entry.evidence:
+        return "as stated"
+    if reader is None and entry.role not in STATES and "name" in entry.evidence:
+        return "its use does not tell, its name does"
     if reader is None:
         return {"conv": "a convolution's state", "recurrent": "replaced in every run"}.get(
             entry.role, "its use does not tell"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ortkv.errors import UnsupportedModel
@@ -154,7 +155,7 @@ def _sort_inputs(
     paired = {past.name for past, _ in states}
     rest = [spec for spec in rest if spec.name not in paired]
     _check_complete([e for spec in rest if (e := stated.entries.get(spec.name)) is not None])
-    _check_known(rest, signature, candidates)
+    _check_known(rest, signature, candidates, flows)
     return candidates, [*helpers.values(), *fed.values()]
 
 
@@ -214,12 +215,12 @@ def _cached(
     flow = settled_flow(told, flows.get(spec.name))
     if flow is None or told.is_state:
         return None
+    flow = replace(flow, order=flow.order or _first_use(wiring, spec.name))
     return Candidate(
         past=spec,
         present=outputs.get(flow.present or ""),
         flow=flow,
         named=names.read_past(spec.name),
-        order=flow.order or _first_use(wiring, spec.name),
         stated=told,
         is_shown=shown is not None and _is_as_shown(flow, shown),
     )
@@ -252,7 +253,10 @@ def _joined(spec: TensorSpec, flows: dict[str, Flow], signature: Signature) -> C
 
 
 def _check_known(
-    unknown: list[TensorSpec], signature: Signature, candidates: Sequence[Candidate]
+    unknown: list[TensorSpec],
+    signature: Signature,
+    candidates: Sequence[Candidate],
+    flows: dict[str, Flow],
 ) -> None:
     named = [spec for spec in unknown if names.read_past(spec.name) is not None]
     if named:
@@ -260,7 +264,7 @@ def _check_known(
             f"{seen('inputs', named)}: caches by their names, but no output is their present and "
             f"no attention reads them. {seen('outputs', signature.outputs)}. Export past and "
             "present together, or pair them, each with its own present, role and layout. "
-            + settle(entries=[_blank(spec) for spec in named])
+            + settle(entries=[_blank(spec, flows) for spec in named])
         )
     caches = [spec for spec in unknown if spec.dtype in FLOATS and (spec.rank or 0) > _LEAST_RANK]
     if unknown:
@@ -268,10 +272,10 @@ def _check_known(
         raise UnsupportedModel(
             f"{seen('inputs', unknown)}: neither cache nor an input ortkv knows how to compute. "
             "Export the graph without them, or say what they are: a number each under values, a "
-            "kind under helpers, or a cache under entries. "
+            "kind under helpers, or a cache under entries with its own layer and role. "
             + settle(
                 **({"inputs": {"values": numbers}} if numbers else {}),
-                **({"entries": [_blank(spec) for spec in caches]} if caches else {}),
+                **({"entries": [_blank(spec, flows) for spec in caches]} if caches else {}),
             )
         )
     if not candidates:
@@ -282,8 +286,11 @@ def _check_known(
         )
 
 
-def _blank(spec: TensorSpec) -> dict[str, object]:
-    """An entry to fill in."""
+def _blank(spec: TensorSpec, flows: dict[str, Flow]) -> dict[str, object]:
+    """An entry to fill in: its role alone, where the graph shows the rest."""
+    flow = flows.get(spec.name)
+    if flow is not None and flow.update is not None and flow.present is not None:
+        return {"past": spec.name, "role": "key"}
     return {
         "past": spec.name,
         "present": "<output>",
