@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from ortkv.certificate import Certificate
     from ortkv.generation_config import GenerationConfig
+    from ortkv.loading import MapSource
     from ortkv.runtime import Provider
     from ortkv.schema import CacheSchema
     from ortkv.text import Text
@@ -30,6 +31,8 @@ class Generator:
     path: a folder, an .onnx file, or the id of a hub repository.
     provider: 'cpu', 'cuda', 'cuda:N', 'auto', or onnxruntime's own list of providers.
     threads: onnxruntime's; None takes every core the process may use.
+    kv_map: what cannot be derived of the cache, as a JSON file or a dict (docs/kv_map.md); by
+    default what the folder's ortkv.json has under "kv_map".
     certify: prove the cache by a few runs, once a graph and provider (see ``ortkv.certificate``).
 
     Settings of ``generate``, ``generate_ids`` and ``stream`` have the names and meanings of
@@ -45,8 +48,9 @@ class Generator:
         provider: Provider = "cpu",
         threads: int | None = None,
         certify: bool = True,
+        kv_map: MapSource | None = None,
     ) -> None:
-        loaded = load(path, provider=provider, threads=threads)
+        loaded = load(path, provider=provider, threads=threads, kv_map=kv_map)
         self._model = loaded.model
         self._certificate = certified(loaded) if certify else None
 

@@ -4,31 +4,68 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ortkv import generation_config
 from ortkv.decoder import LoadedGraph, PrefillGraph
 from ortkv.errors import TokenizerMissing, UnsupportedModel
-from ortkv.folder import open_folder
+from ortkv.folder import open_folder, read_json
 from ortkv.runtime import open_model
-from ortkv.schema import derive, derive_prefill
+from ortkv.schema import derive, derive_prefill, read_map
+from ortkv.schema.explain import explain
+from ortkv.schema.stated import NOTHING
 from ortkv.sequence import LoadedModel
 from ortkv.signature import read_model, signature_of
 from ortkv.weights import check_external_data
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ortkv.folder import ModelFolder
     from ortkv.generation_config import GenerationConfig
     from ortkv.runtime import Provider
-    from ortkv.schema import CacheSchema
+    from ortkv.schema import CacheSchema, KvMap
+    from ortkv.schema.explain import Explanation
     from ortkv.text import Text
 
 
-def inspect(path: str | Path) -> CacheSchema:
-    """The cache schema of a folder, an .onnx file or a hub id; loads no weights, no session."""
-    return _read(open_folder(path))[0]
+MapSource = str | Path | dict[str, Any]
+"""A map of the cache as ``kv_map`` arguments take it: a JSON file's path, or what is in one."""
+_MANIFEST = "ortkv.json"
+
+
+def inspect(path: str | Path, *, kv_map: MapSource | None = None) -> CacheSchema:
+    """The cache schema of a folder, an .onnx file or a hub id; loads no weights, no session.
+
+    kv_map: what is stated of the cache (docs/kv_map.md); by default that in the folder's
+    ortkv.json.
+    """
+    folder = open_folder(path)
+    return _read(folder, map_of(folder, kv_map))[0]
+
+
+def inspect_explained(
+    path: str | Path, *, kv_map: MapSource | None = None
+) -> tuple[CacheSchema, list[Explanation]]:
+    """As ``inspect``, with what in the graph shows each entry."""
+    folder = open_folder(path)
+    schema = _read(folder, map_of(folder, kv_map))[0]
+    model = read_model(folder.graph)
+    return schema, explain(signature_of(model), model, schema)
+
+
+def map_of(folder: ModelFolder, kv_map: MapSource | None) -> KvMap:
+    """What is stated of a folder's cache: in ``kv_map``, else in the folder's ortkv.json.
+
+    Raises: ConfigError naming the file and the key that is wrong.
+    """
+    if isinstance(kv_map, str | Path):
+        return read_map(read_json(Path(kv_map)), str(kv_map))
+    if kv_map is not None:
+        return read_map(kv_map, "kv_map")
+    manifest = folder.json(_MANIFEST)
+    if "kv_map" not in manifest:
+        return NOTHING
+    return read_map(manifest["kv_map"], f"{folder.find(_MANIFEST)}: kv_map")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,17 +79,28 @@ class Loaded:
 
 
 def load_model(
-    path: str | Path, *, provider: Provider = "cpu", threads: int | None = None
+    path: str | Path,
+    *,
+    provider: Provider = "cpu",
+    threads: int | None = None,
+    kv_map: MapSource | None = None,
 ) -> LoadedModel:
     """A path's graph in a session, with its tokenizer and settings; arguments as Generator's."""
-    return load(path, provider=provider, threads=threads).model
+    return load(path, provider=provider, threads=threads, kv_map=kv_map).model
 
 
-def load(path: str | Path, *, provider: Provider = "cpu", threads: int | None = None) -> Loaded:
+def load(
+    path: str | Path,
+    *,
+    provider: Provider = "cpu",
+    threads: int | None = None,
+    kv_map: MapSource | None = None,
+) -> Loaded:
     """As ``load_model``, with the files that the model is made of and the time that it took."""
     folder = open_folder(path)
     start = time.perf_counter()
-    schema, weights = _read(folder)
+    stated = map_of(folder, kv_map)
+    schema, weights = _read(folder, stated)
     if schema.fixed_batch not in (None, 1):
         raise UnsupportedModel(
             f"{folder.graph} takes exactly {schema.fixed_batch} rows a run: expected a "
@@ -67,7 +115,7 @@ def load(path: str | Path, *, provider: Provider = "cpu", threads: int | None = 
     prefill = None
     if folder.prefill is not None:
         first = open_model(folder.prefill, provider=provider, threads=threads)
-        prefill_schema, more_weights = _read_prefill(folder.prefill, schema)
+        prefill_schema, more_weights = _read_prefill(folder.prefill, schema, stated)
         prefill = PrefillGraph(session=first.session, schema=prefill_schema)
         weights += more_weights
     model = LoadedModel(
@@ -82,17 +130,17 @@ def load(path: str | Path, *, provider: Provider = "cpu", threads: int | None = 
     return Loaded(model=model, folder=folder, weights=tuple(weights), seconds=seconds)
 
 
-def _read(folder: ModelFolder) -> tuple[CacheSchema, list[Path]]:
+def _read(folder: ModelFolder, stated: KvMap) -> tuple[CacheSchema, list[Path]]:
     """The graph's schema, and the files of its external weights."""
     model = read_model(folder.graph)
     weights = check_external_data(model, folder.graph)
-    return derive(signature_of(model), model), weights
+    return derive(signature_of(model), model, stated), weights
 
 
-def _read_prefill(path: Path, steps: CacheSchema) -> tuple[CacheSchema, list[Path]]:
+def _read_prefill(path: Path, steps: CacheSchema, stated: KvMap) -> tuple[CacheSchema, list[Path]]:
     model = read_model(path)
     weights = check_external_data(model, path)
-    return derive_prefill(signature_of(model), model, steps), weights
+    return derive_prefill(signature_of(model), model, steps, stated), weights
 
 
 def _text_of(folder: ModelFolder, schema: CacheSchema) -> Text | TokenizerMissing:

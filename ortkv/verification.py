@@ -11,13 +11,19 @@ from ortkv.proof import Check, EntryError, VerifyReport, by_layer, verify_graph
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ortkv.loading import MapSource
     from ortkv.runtime import Provider
 
 __all__ = ["Check", "EntryError", "VerifyReport", "by_layer", "verify", "verify_graph"]
 
 
 def verify(
-    path: str | Path, *, provider: Provider = "cpu", threads: int | None = None, seed: int = 0
+    path: str | Path,
+    *,
+    provider: Provider = "cpu",
+    threads: int | None = None,
+    seed: int = 0,
+    kv_map: MapSource | None = None,
 ) -> VerifyReport:
     """Prove a model's schema on the model itself; arguments as Generator's.
 
@@ -25,4 +31,5 @@ def verify(
     """
     if type(seed) is not int or seed < 0:
         raise InvalidRequest(f"seed is {seed!r}: expected an integer, 0 or more.")
-    return verify_graph(load_model(path, provider=provider, threads=threads).graph, seed=seed)
+    loaded = load_model(path, provider=provider, threads=threads, kv_map=kv_map)
+    return verify_graph(loaded.graph, seed=seed)

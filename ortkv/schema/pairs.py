@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ortkv.errors import UnsupportedModel
 from ortkv.schema import names
 from ortkv.schema.seen import few, seen
+from ortkv.schema.stated import settle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,10 +25,14 @@ def check_pairs(candidates: Sequence[Candidate], entries: Sequence[CacheEntry]) 
         twice = [e for e, place in zip(entries, places, strict=True)
                  if presents.count(e.present or "") > 1 or places.count(place) > 1]  # fmt: skip
         pairs = few([f"{e.past} -> {e.present} (layer {e.layer} {e.role})" for e in twice])
+        rivals = [
+            {"past": e.past, "present": e.present, "layer": e.layer, "role": e.role} for e in twice
+        ]
         raise UnsupportedModel(
             f"the cache is ambiguous, two inputs claim one place: {pairs}. Export again, with one "
-            "past and one present for the key and the value of each layer, or pair them in "
-            "ortkv.json or with --kv-map."
+            "past and one present for the key and the value of each layer; or say of each its own "
+            "present, layer and role, and state any that is no cache under inputs.helpers. "
+            + settle(entries=rivals)
         )
     for flow in (c.flow for c in candidates if c.flow is not None and not c.is_state):
         if flow.fault:

@@ -65,7 +65,8 @@ class Flow:
     row_lengths: wires with each row's own length, for ops that take one; '' for one that does not.
     kernel: the tokens that a convolution it enters spans; None where it enters none.
     transposed: whether its axes are put in another order before the join.
-    path: the ops it goes through to its present.
+    path: the ops it goes through to its present.   join: the op that adds the new tokens.
+    readers: the ops that told a role.
     """
 
     past: str
@@ -87,6 +88,8 @@ class Flow:
     kernel: int | None
     transposed: bool
     path: tuple[str, ...]
+    join: Op | None
+    readers: tuple[tuple[Role, Op], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +130,7 @@ class _Findings:
     arrivals: dict[str, _Step] = field(default_factory=dict[str, _Step])
     roles: set[Role] = field(default_factory=set["Role"])
     orders: list[int] = field(default_factory=list[int])
+    readers: list[tuple[Role, Op]] = field(default_factory=list["tuple[Role, Op]"])
     sequences: list[Axis] = field(default_factory=list["Axis"])
     depths: list[Axis] = field(default_factory=list["Axis"])
     parts: dict[Part, dict[int, set[Role]]] = field(
@@ -143,9 +147,10 @@ class _Findings:
     kernels: list[int] = field(default_factory=list[int])
     transposes: list[Op] = field(default_factory=list["Op"])
 
-    def used_as(self, role: Role, step: _Step, order: int) -> None:
+    def used_as(self, role: Role, step: _Step, op: Op) -> None:
         self.roles.add(role)
-        self.orders.append(order)
+        self.orders.append(op.order)
+        self.readers.append((role, op))
         for axis, part in step.picks:
             self.parts.setdefault(axis, {}).setdefault(part, set()).add(role)
 
@@ -223,6 +228,8 @@ def _flow(graph: _Graph, past: str, rank: int) -> Flow | None:
         kernel=None if findings.roles else max(findings.kernels, default=None),
         transposed=bool(findings.transposes),
         path=(past,) if arrival is None else arrival.path,
+        join=None if join is None else join.op,
+        readers=tuple(findings.readers),
     )
 
 
@@ -383,7 +390,7 @@ def _note_product(graph: _Graph, op: Op, step: _Step, findings: _Findings) -> No
     use = use_in_product(graph.wiring, op, step.wire, rank)
     if use is None:
         return
-    findings.used_as(use.role, step, op.order)
+    findings.used_as(use.role, step, op)
     sequence = None if use.sequence is None else axis_at(step.axes, use.sequence)
     depth = None if use.depth is None else axis_at(step.axes, use.depth)
     if sequence is not None and depth is not None:
@@ -414,7 +421,7 @@ def _through_fused(
     if index not in table.pairs:
         return []
     output, role = table.pairs[index]
-    findings.used_as(role, step, op.order)
+    findings.used_as(role, step, op)
     if role == KEY_VALUE:
         findings.parts[Part(0)] = {0: {KEY}, 1: {VALUE}}
         findings.dropped.add(Part(0))
@@ -439,7 +446,7 @@ def _through_fused(
 
 def _note_operand(graph: _Graph, op: Op, role: Role, step: _Step, findings: _Findings) -> None:
     """The whole key or value of an attention op: [B, H, S, D], or [B, S, H*D]."""
-    findings.used_as(role, step, op.order)
+    findings.used_as(role, step, op)
     if step.axes is not None and len(step.axes) in (len("BSD"), len("BHSD")):
         findings.sequences.append(step.axes[2 if len(step.axes) == 4 else 1])
         findings.depths.append(step.axes[3] if len(step.axes) == 4 else _depth_in(graph, op, step))
