@@ -40,6 +40,10 @@ ProviderName = Annotated[
 Threads = Annotated[
     int | None, _option("--threads", min=1, help="Threads; default: every core allowed.")
 ]
+Precision = Annotated[
+    str | None,
+    _option("--precision", help="Which of a folder's graphs: q4 for model_q4.onnx, and so on."),
+]
 Seed = Annotated[int | None, _option(help="Seed of the random numbers that --do-sample draws.")]
 Json = Annotated[bool, _option("--json", help="One JSON document on stdout.")]
 Debug = Annotated[bool, _option("--debug", help="Show the traceback of an error.")]
@@ -175,6 +179,7 @@ def generate(  # noqa: PLR0913
     echo: Annotated[bool, _option("--echo", help="Print the prompt too.")] = False,
     stats: Annotated[bool, _option("--stats", help="Timings on stderr at the end.")] = False,
     provider: ProviderName = "cpu",
+    precision: Precision = None,
     threads: Threads = None,
     debug: Debug = False,
 ) -> None:
@@ -183,7 +188,7 @@ def generate(  # noqa: PLR0913
     from ortkv.generator import Generator
 
     text = _text_on_stdin() if prompt is None else prompt
-    generator = Generator(path, provider=provider, threads=threads)
+    generator = Generator(path, provider=provider, threads=threads, precision=precision)
     _say_provider(provider, generator.provider)
     start = time.perf_counter()
     sequence = generator.start(text)
@@ -210,6 +215,7 @@ def chat(
     *,
     settings: dict[str, Any],
     provider: ProviderName = "cpu",
+    precision: Precision = None,
     threads: Threads = None,
     debug: Debug = False,
 ) -> None:
@@ -217,7 +223,7 @@ def chat(
     del debug
     from ortkv.generator import Generator
 
-    generator = Generator(path, provider=provider, threads=threads)
+    generator = Generator(path, provider=provider, threads=threads, precision=precision)
     generator.defaults.updated(**settings)
     opening = [{"role": "system", "content": system}] if system else []
     generator.text.encode_chat([*opening, {"role": "user", "content": "Hello"}])
@@ -240,12 +246,14 @@ def chat(
 
 @app.command()
 @_reported
-def inspect(path: Model, json: Json = False, debug: Debug = False) -> None:
+def inspect(
+    path: Model, precision: Precision = None, json: Json = False, debug: Debug = False
+) -> None:
     """Show how a graph's cache goes in and out, with the evidence for each entry."""
     del debug
     from ortkv.loading import inspect as read_schema
 
-    schema = read_schema(path)
+    schema = read_schema(path, precision=precision)
     if json:
         _print_json(schema.to_dict())
     else:
@@ -257,6 +265,7 @@ def inspect(path: Model, json: Json = False, debug: Debug = False) -> None:
 def verify(
     path: Model,
     provider: ProviderName = "cpu",
+    precision: Precision = None,
     threads: Threads = None,
     seed: Seed = 0,
     json: Json = False,
@@ -266,7 +275,7 @@ def verify(
     del debug
     from ortkv.verification import verify as prove
 
-    report = prove(path, provider=provider, threads=threads, seed=seed or 0)
+    report = prove(path, provider=provider, threads=threads, precision=precision, seed=seed or 0)
     if json:
         _print_json(report.to_dict())
     else:

@@ -7,11 +7,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ortkv import generation_config
+from ortkv.binding import EmbeddingGraph
 from ortkv.decoder import LoadedGraph, PrefillGraph
-from ortkv.errors import TokenizerMissing, UnsupportedModel
+from ortkv.encoder import EncoderGraph
+from ortkv.errors import ConfigError, TokenizerMissing, UnsupportedModel
 from ortkv.folder import open_folder
 from ortkv.runtime import open_model
-from ortkv.schema import derive, derive_prefill
+from ortkv.schema import (
+    derive,
+    derive_embedding,
+    derive_encoder,
+    derive_prefill,
+    takes_source,
+)
 from ortkv.sequence import LoadedModel
 from ortkv.signature import read_model, signature_of
 from ortkv.weights import check_external_data
@@ -19,16 +27,22 @@ from ortkv.weights import check_external_data
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from onnx import ModelProto
+
     from ortkv.folder import ModelFolder
     from ortkv.generation_config import GenerationConfig
-    from ortkv.runtime import Provider
+    from ortkv.runtime import OpenModel, Provider
     from ortkv.schema import CacheSchema
+    from ortkv.signature import TensorSpec
     from ortkv.text import Text
 
 
-def inspect(path: str | Path) -> CacheSchema:
-    """The cache schema of a folder, an .onnx file or a hub id; loads no weights, no session."""
-    return _read(open_folder(path))[0]
+def inspect(path: str | Path, *, precision: str | None = None) -> CacheSchema:
+    """The cache schema of a folder, an .onnx file or a hub id; loads no weights, no session.
+
+    precision: as ``Generator``'s.
+    """
+    return _read(open_folder(path, precision=precision))[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,17 +56,41 @@ class Loaded:
 
 
 def load_model(
-    path: str | Path, *, provider: Provider = "cpu", threads: int | None = None
+    path: str | Path,
+    *,
+    provider: Provider = "cpu",
+    threads: int | None = None,
+    precision: str | None = None,
 ) -> LoadedModel:
     """A path's graph in a session, with its tokenizer and settings; arguments as Generator's."""
-    return load(path, provider=provider, threads=threads).model
+    return load(path, provider=provider, threads=threads, precision=precision).model
 
 
-def load(path: str | Path, *, provider: Provider = "cpu", threads: int | None = None) -> Loaded:
+def load(
+    path: str | Path,
+    *,
+    provider: Provider = "cpu",
+    threads: int | None = None,
+    precision: str | None = None,
+) -> Loaded:
     """As ``load_model``, with the files that the model is made of and the time that it took."""
-    folder = open_folder(path)
+    folder = open_folder(path, precision=precision)
     start = time.perf_counter()
     schema, weights = _read(folder)
+    _check_sizes(schema, folder)
+    opened = _Opener(provider=provider, threads=threads, weights=weights)
+    model = LoadedModel(
+        graph=_graph_of(folder, schema, opened),
+        text=_text_of(folder, schema),
+        defaults=_defaults_of(folder),
+        context_length=folder.context_length,
+        decoder_start=_decoder_start_of(folder, schema) if takes_source(schema) else None,
+    )
+    seconds = time.perf_counter() - start
+    return Loaded(model=model, folder=folder, weights=tuple(weights), seconds=seconds)
+
+
+def _check_sizes(schema: CacheSchema, folder: ModelFolder) -> None:
     if schema.fixed_batch not in (None, 1):
         raise UnsupportedModel(
             f"{folder.graph} takes exactly {schema.fixed_batch} rows a run: expected a "
@@ -63,23 +101,73 @@ def load(path: str | Path, *, provider: Provider = "cpu", threads: int | None = 
             f"{folder.graph} takes exactly {schema.fixed_query_len} new tokens a run: expected one "
             "or any number. Export it with a dynamic sequence axis."
         )
-    opened = open_model(folder.graph, provider=provider, threads=threads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Opener:
+    """Opens every graph of a model alike. ``weights`` grows by their external data's files."""
+
+    provider: Provider
+    threads: int | None
+    weights: list[Path]
+
+    def session(self, path: Path) -> OpenModel:
+        return open_model(path, provider=self.provider, threads=self.threads)
+
+    def read(self, path: Path) -> ModelProto:
+        """A graph beside the decoder, without its weights, whose files are checked."""
+        model = read_model(path)
+        self.weights.extend(check_external_data(model, path))
+        return model
+
+
+def _graph_of(folder: ModelFolder, schema: CacheSchema, opened: _Opener) -> LoadedGraph:
+    steps = opened.session(folder.graph)
     prefill = None
     if folder.prefill is not None:
-        first = open_model(folder.prefill, provider=provider, threads=threads)
-        prefill_schema, more_weights = _read_prefill(folder.prefill, schema)
-        prefill = PrefillGraph(session=first.session, schema=prefill_schema)
-        weights += more_weights
-    model = LoadedModel(
-        graph=LoadedGraph(
-            session=opened.session, schema=schema, device=opened.device, prefill=prefill
-        ),
-        text=_text_of(folder, schema),
-        defaults=_defaults_of(folder),
-        context_length=folder.context_length,
+        session = opened.session(folder.prefill).session
+        model = opened.read(folder.prefill)
+        first = derive_prefill(signature_of(model), model, schema)
+        prefill = PrefillGraph(session=session, schema=first)
+    return LoadedGraph(
+        session=steps.session,
+        schema=schema,
+        device=steps.device,
+        prefill=prefill,
+        embedding=_embedding_of(folder, schema, opened),
+        encoder=_encoder_of(folder, schema, prefill, opened),
     )
-    seconds = time.perf_counter() - start
-    return Loaded(model=model, folder=folder, weights=tuple(weights), seconds=seconds)
+
+
+def _embedding_of(
+    folder: ModelFolder, schema: CacheSchema, opened: _Opener
+) -> EmbeddingGraph | None:
+    """None where the decoder takes token ids, and where there is none to be had."""
+    if folder.embedding is None or not schema.embeds:
+        return None
+    model = opened.read(folder.embedding)
+    width = next(s.dims[-1] for s in _inputs_of(folder.graph) if s.name == schema.tokens and s.dims)
+    found = derive_embedding(signature_of(model), width)
+    session = opened.session(folder.embedding).session
+    return EmbeddingGraph(
+        session=session, ids=found.ids, embeds=found.embeds, ids_dtype=found.ids_dtype
+    )
+
+
+def _encoder_of(
+    folder: ModelFolder, schema: CacheSchema, prefill: PrefillGraph | None, opened: _Opener
+) -> EncoderGraph | None:
+    """None where the decoder takes no source, and where there is none to be had."""
+    if folder.encoder is None or not takes_source(schema):
+        return None
+    model = opened.read(folder.encoder)
+    first = None if prefill is None else prefill.schema
+    found = derive_encoder(signature_of(model), model, schema, first)
+    return EncoderGraph(session=opened.session(folder.encoder).session, schema=found)
+
+
+def _inputs_of(path: Path) -> tuple[TensorSpec, ...]:
+    return tuple(signature_of(read_model(path)).inputs)
 
 
 def _read(folder: ModelFolder) -> tuple[CacheSchema, list[Path]]:
@@ -87,12 +175,6 @@ def _read(folder: ModelFolder) -> tuple[CacheSchema, list[Path]]:
     model = read_model(folder.graph)
     weights = check_external_data(model, folder.graph)
     return derive(signature_of(model), model), weights
-
-
-def _read_prefill(path: Path, steps: CacheSchema) -> tuple[CacheSchema, list[Path]]:
-    model = read_model(path)
-    weights = check_external_data(model, path)
-    return derive_prefill(signature_of(model), model, steps), weights
 
 
 def _text_of(folder: ModelFolder, schema: CacheSchema) -> Text | TokenizerMissing:
@@ -113,6 +195,18 @@ def _text_of(folder: ModelFolder, schema: CacheSchema) -> Text | TokenizerMissin
 
 def _defaults_of(folder: ModelFolder) -> GenerationConfig:
     stated = folder.json("generation_config.json")
-    if stated.get("eos_token_id") is None:
-        stated = {**stated, "eos_token_id": folder.json("config.json").get("eos_token_id")}
-    return generation_config.from_file(stated)
+    ends = {"eos_token_id": folder.special_token("eos_token_id")}
+    return generation_config.from_file({**stated, **ends})
+
+
+def _decoder_start_of(folder: ModelFolder, schema: CacheSchema) -> int | None:
+    """The token a decoder starts from; transformers takes BOS where none is stated."""
+    found = folder.special_token("decoder_start_token_id")
+    found = folder.special_token("bos_token_id") if found is None else found
+    width = schema.vocab_size
+    if found is None or (type(found) is int and 0 <= found < (width or 2**31)):
+        return found
+    raise ConfigError(
+        f"decoder_start_token_id is {found!r}: expected one token id from 0 to "
+        f"{(width or 2**31) - 1}. Correct the model's JSON."
+    )

@@ -17,7 +17,12 @@ __all__ = ["Check", "EntryError", "VerifyReport", "by_layer", "verify", "verify_
 
 
 def verify(
-    path: str | Path, *, provider: Provider = "cpu", threads: int | None = None, seed: int = 0
+    path: str | Path,
+    *,
+    provider: Provider = "cpu",
+    threads: int | None = None,
+    precision: str | None = None,
+    seed: int = 0,
 ) -> VerifyReport:
     """Prove a model's schema on the model itself; arguments as Generator's.
 
@@ -25,4 +30,5 @@ def verify(
     """
     if type(seed) is not int or seed < 0:
         raise InvalidRequest(f"seed is {seed!r}: expected an integer, 0 or more.")
-    return verify_graph(load_model(path, provider=provider, threads=threads).graph, seed=seed)
+    model = load_model(path, provider=provider, threads=threads, precision=precision)
+    return verify_graph(model.graph, seed=seed)
