@@ -167,7 +167,7 @@ class SequenceState:
             self._scores = None
             start = min(self.past_len, len(self._tokens) - 1)
             if start < self.past_len:
-                self._decoder.cache.truncate(start)
+                start = self._decoder.cache.truncate(start)
             try:
                 self._scores = self._decoder.prefill(self._tokens[start:])
             except OrtkvError:
@@ -295,8 +295,9 @@ class SequenceState:
 
     def room(self) -> int | None:
         """Tokens that still fit in the context; None where the model states no length."""
-        limit = self._model.context_length
-        return None if limit is None else limit - len(self._tokens)
+        limits = (self._model.context_length, self._model.graph.schema.capacity)
+        stated = [limit for limit in limits if limit is not None]
+        return min(stated) - len(self._tokens) if stated else None
 
     @property
     def num_changes(self) -> int:
@@ -323,8 +324,12 @@ class SequenceState:
 
     def release(self) -> None:
         """Free the cache's memory; the cache is computed again when the sequence is next used."""
-        graph = self._model.graph
-        self._decoder = Decoder(graph, graph.new_cache(self._encoded))
+        old, encoded = self._decoder.cache, self._encoded
+        if encoded is None:
+            cache = Cache(old.schema, old.device, source=old.source)
+        else:
+            cache = self._model.graph.new_cache(encoded)
+        self._decoder = Decoder(self._model.graph, cache)
         self._scores = None
 
     def _append(self, new: Sequence[int]) -> None:

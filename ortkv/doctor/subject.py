@@ -119,7 +119,9 @@ def examine(path: str | Path, *, provider: Provider = "cpu") -> Subject:
         graph = folder.prefill
         at_hand.append(faults.attempt(lambda: _check(prefill, graph)))
         if schema is not None:
-            prefill_schema = faults.attempt(lambda: derive_prefill(signature_of(prefill), schema))
+            prefill_schema = faults.attempt(
+                lambda: derive_prefill(signature_of(prefill), prefill, schema)
+            )
     json = {name: faults.attempt(lambda n=name: folder.json(n)) or {} for name in _JSON_FILES}
     installed = _installed(provider, faults)
     return Subject(

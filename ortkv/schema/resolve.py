@@ -139,11 +139,15 @@ def _joined(spec: TensorSpec, flows: dict[str, Flow], signature: Signature) -> C
     """The candidate of an input that the graph joins with new tokens, or attends to."""
     flow, named = flows.get(spec.name), names.read_past(spec.name)
     outputs = {output.name: output for output in signature.outputs}
-    if flow is None or flow.convolved or (flow.update is None and flow.role is None):
-        return None
-    if flow.role is None and (named is None or named.role in ("conv", "recurrent")):
+    if flow is None or (flow.update is None and flow.role is None):
         return None
     present = outputs.get(flow.present or "")
+    if flow.kernel is not None:
+        return present and Candidate(
+            past=spec, present=present, flow=flow, named=named, is_state=True, order=flow.order
+        )
+    if flow.role is None and (named is None or named.role in ("conv", "recurrent")):
+        return None
     return Candidate(past=spec, present=present, flow=flow, named=named)
 
 
