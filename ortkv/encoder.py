@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -138,7 +138,7 @@ def _features(schema: EncoderSchema, source: Sequence[int] | NDArray[Any]) -> ND
         )
     made = np.ascontiguousarray(array, dtype=numpy_dtype(schema.source_dtype))
     _check_dims(schema, made)
-    return cast("NDArray[Any]", made)
+    return made
 
 
 def _check_dims(schema: EncoderSchema, array: NDArray[Any]) -> None:

@@ -81,7 +81,7 @@ def open_folder(path: str | Path, *, precision: str | None = None) -> ModelFolde
     'q4' for model_q4.onnx; None takes the graph without a suffix, or the only one there is.
     Raises: ModelFileError where there is none, or several and no rule to choose.
     """
-    if precision is not None and not isinstance(precision, str):
+    if type(precision) not in (str, type(None)):
         raise InvalidRequest(f"precision is {precision!r}: expected a str such as 'q4', or None.")
     try:
         place = Path(path)

@@ -175,9 +175,13 @@ def _plural(name: str, value: Any) -> Any:
 def _pairs(value: Any) -> Any:
     """Lists of two as tuples; a place with no token (Whisper's language) is left free."""
     if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
-        return value
-    rows = [cast("Any", tuple(cast("Any", row)) if isinstance(row, list) else row) for row in value]
+        return cast("Any", value)
+    rows = [_as_tuple(row) for row in cast("Iterable[Any]", value)]
     return tuple(row for row in rows if not (_is_pair(row) and row[1] is None))
+
+
+def _as_tuple(row: Any) -> Any:
+    return tuple(cast("list[Any]", row)) if isinstance(row, list) else row
 
 
 def _is_pair(row: object) -> TypeGuard[tuple[Any, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, cast
 
@@ -94,12 +94,15 @@ def choose_graphs(
     graphs = {path for path in files if path.endswith(".onnx")}
     if stated is not None:
         return _as_stated(graphs, stated, precision)
-    for place in ("", f"{HUB_FOLDER}/"):
+    for place in ("", f"{HUB_FOLDER}/", "decoder/"):
         stems = {path.removesuffix(".onnx") for path in graphs if path.startswith(place)}
         here = {stem.removeprefix(place) for stem in stems}
         here = {stem for stem in here if "/" not in stem}
         if here:
-            return _by_name(here, place, precision)
+            found = _by_name(here, place, precision)
+            encoder = found.encoder or _sibling(found.graph, _ENCODERS, graphs)
+            embedding = found.embedding or _sibling(found.graph, _EMBEDDINGS, graphs)
+            return replace(found, encoder=encoder, embedding=embedding)
     raise ModelFileError(
         "has no .onnx file, nor has an onnx/ folder in it: expected an exported model"
     )
@@ -120,6 +123,11 @@ def _as_stated(graphs: set[str], stated: Stated, precision: str | None) -> Graph
             f"has no {missing[0]}, which its {stated.by} names as a graph: copy the file there, or "
             f"name another in {stated.by}"
         )
+    files = replace(
+        files,
+        encoder=_known(files.encoder, graphs) or _sibling(files.graph, _ENCODERS, graphs),
+        embedding=_known(files.embedding, graphs) or _sibling(files.graph, _EMBEDDINGS, graphs),
+    )
     if precision is None:
         return files
     place, stem = _place_and_stem(files.graph)
@@ -132,6 +140,18 @@ def _as_stated(graphs: set[str], stated: Stated, precision: str | None) -> Graph
         encoder=_in_precision(files.encoder, graphs, precision),
         embedding=_in_precision(files.embedding, graphs, precision),
     )
+
+
+def _known(path: str | None, graphs: set[str]) -> str | None:
+    return path if path in graphs else None
+
+
+def _sibling(graph: str, folders: Iterable[str], graphs: set[str]) -> str | None:
+    """The graph of the same name in a folder beside the decoder's (decoder/, encoder/)."""
+    place, slash, name = graph.rpartition("/")
+    above = place.rpartition("/")[0] + slash if "/" in place else ""
+    found = [f"{above}{folder}/{name}" for folder in folders] if slash else []
+    return next((path for path in found if path in graphs), None)
 
 
 def _in_precision(path: str | None, graphs: set[str], precision: str) -> str | None:
@@ -215,7 +235,8 @@ def _variant(base: str, found: Mapping[str, str], precision: str | None) -> str:
 def _companion(
     variants: Mapping[str, Mapping[str, str]], bases: Iterable[str], precision: str
 ) -> str | None:
-    found = next((variants[base] for base in bases if base in variants), {})
+    none: Mapping[str, str] = {}
+    found = next((variants[base] for base in bases if base in variants), none)
     only = next(iter(found.values())) if len(found) == 1 else None
     return found.get(precision) or found.get("") or only
 
