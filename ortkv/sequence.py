@@ -316,7 +316,9 @@ class SequenceState:
             return id(self)
         if schema.takes_ragged_rows:
             return None
-        return len(self._tokens), None if self._encoded is None else self._encoded.source_len
+        if self._encoded is None or schema.takes_ragged_sources:
+            return len(self._tokens)
+        return len(self._tokens), self._encoded.source_len
 
     def joined(self, sequences: Sequence[SequenceState]) -> Decoder:
         """A decoder over a copy of all their caches, one row each."""

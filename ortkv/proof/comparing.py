@@ -43,7 +43,7 @@ def full_runs(graph: LoadedGraph) -> FullRun:
     known: dict[tuple[int, ...], NDArray[np.float32]] = {}
 
     def full(tokens: Sequence[int], source: int) -> NDArray[np.float32]:
-        key = (source, *tokens)
+        key = (source if graph.probes else 0, *tokens)
         if key not in known:
             known[key] = Decoder(graph, graph.probe_cache(source)).prefill(tokens).copy()
         return known[key]

@@ -114,7 +114,8 @@ def _ways(graph: LoadedGraph, tokens: list[int]) -> tuple[dict[str, Way], list[s
     if schema.fixed_batch is not None:
         return planned, [*skipped, "equal rows, ragged rows: this graph takes one row a run"]
     equal = [tokens[:half], tokens[half:]]
-    planned["equal rows"] = lambda: _together(graph, "equal rows", equal, sources=(0, 0))
+    other = 1 if schema.takes_ragged_sources else 0
+    planned["equal rows"] = lambda: _together(graph, "equal rows", equal, sources=(0, other))
     if schema.takes_ragged_rows:
         ragged = [tokens[:half], tokens[half : half + 1]]
         planned["ragged rows"] = lambda: _together(graph, "ragged rows", ragged, sources=(0, 1))

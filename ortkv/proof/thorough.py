@@ -67,7 +67,8 @@ def _scored(graph: LoadedGraph, tokens: list[int]) -> tuple[list[ways.Scored], l
     third = len(tokens) // 3
     equal = [tokens[start : start + third] for start in range(0, 3 * third, third)]
     new = [[tokens[step], tokens[-step - 1], tokens[step + 1]] for step in range(STEPS)]
-    scored.append(ways.together(graph, "equal rows", equal, new, (0, 0, 0)))
+    sources = (0, 1, 2) if graph.schema.takes_ragged_sources else (0, 0, 0)
+    scored.append(ways.together(graph, "equal rows", equal, new, sources))
     if not graph.schema.takes_ragged_rows:
         return scored, ["ragged rows: this graph's rows of unequal length run one after the other"]
     ragged = [tokens[:length] for length in ROW_LENGTHS]
