@@ -11,6 +11,7 @@ from ortkv.errors import UnsupportedModel
 from ortkv.proof import ways
 from ortkv.proof.comparing import compared, full_runs, largest, tolerance_of
 from ortkv.proof.helper_fit import check_helpers_fit
+from ortkv.proof.probe import with_probes
 from ortkv.proof.report import EntryError, VerifyReport
 
 if TYPE_CHECKING:
@@ -35,13 +36,14 @@ def verify_graph(graph: LoadedGraph, *, seed: int = 0) -> VerifyReport:
             f"{graph.schema.tokens} takes one token a run, so that there is no full run to compare "
             "with: verify the graph that takes the whole prompt."
         )
+    graph = with_probes(graph, seed)
     random = np.random.default_rng(seed)
     width = graph.schema.vocab_size or 256
     tokens = [int(token) for token in random.integers(0, width, _num_tokens(graph))]
     scored, skipped = _scored(graph, tokens)
     full = full_runs(graph)
     checks = tuple(compared(way, full) for way in scored)
-    tolerance = tolerance_of(graph, np.abs(full(tokens)).max())
+    tolerance = tolerance_of(graph, np.abs(full(tokens, 0)).max())
     worst = max(check.max_abs_error for check in checks)
     return VerifyReport(
         ok=bool(worst <= tolerance),
@@ -84,11 +86,12 @@ def _scored(graph: LoadedGraph, tokens: list[int]) -> tuple[list[ways.Scored], l
     third = len(tokens) // 3
     equal = [tokens[start : start + third] for start in range(0, 3 * third, third)]
     new = [[tokens[step], tokens[-step - 1], tokens[step + 1]] for step in range(steps)]
-    scored.append(ways.together(graph, "equal rows", equal, new))
+    sources = (0, 1, 2) if graph.schema.takes_ragged_sources else (0, 0, 0)
+    scored.append(ways.together(graph, "equal rows", equal, new, sources))
     if not graph.schema.takes_ragged_rows:
         return scored, ["ragged rows: this graph's rows of unequal length run one after the other"]
     ragged = [tokens[:length] for length in (prompt_len, 1, prompt_len // 2 - 1)]
-    scored.append(ways.together(graph, "ragged rows", ragged, new))
+    scored.append(ways.together(graph, "ragged rows", ragged, new, (0, 1, 2)))
     return scored, []
 
 

@@ -92,7 +92,7 @@ def draft(candidate: Candidate, signature: Signature, sizes: GraphSizes, batch: 
             num_kv_heads=found.num_kv_heads,
             head_dim=found.head_dim,
             num_layers=found.num_layers,
-            capacity=found.capacity if update != "constant" else None,
+            capacity=found.capacity,
             alignment=flow.alignment if flow is not None else "end",
             window=_window(flow, found, past) if update == "window" else None,
             evidence=_evidence(candidate, present, role, found.axes, by_shape),

@@ -11,7 +11,7 @@ from ortkv.schema.entries import Candidate, draft
 from ortkv.schema.helper_inputs import FLOATS, INTEGERS, find_tokens, helpers_of, table_of_tokens
 from ortkv.schema.layers import numbered
 from ortkv.schema.pairs import check_complete, check_pairs
-from ortkv.schema.rows import row_alignment, takes_ragged_rows
+from ortkv.schema.rows import row_alignment, takes_ragged_rows, takes_ragged_sources
 from ortkv.schema.seen import seen
 from ortkv.schema.settled import settled_flow, settled_helpers, settled_layers
 from ortkv.schema.sizes import graph_sizes, input_dims
@@ -86,6 +86,7 @@ def derive(signature: Signature, model: onnx.ModelProto, stated: KvMap = NOTHING
         quantized=wiring.has(_QUANTIZED),
         row_alignment=row_alignment(candidates, helpers),
         takes_ragged_rows=takes_ragged_rows(wiring, candidates, helpers, logits.name),
+        takes_ragged_sources=takes_ragged_sources(wiring, helpers, logits.name),
         helpers=tuple(helpers),
         logits=logits.name,
         logits_dtype=logits.dtype,

@@ -139,7 +139,8 @@ class CacheSchema:
     row and no more. ``quantized``: some products round their inputs, by a scale that may span
     several rows. ``row_alignment``: at which end of the sequence axis a row's tokens are that
     has fewer than another. ``takes_ragged_rows``: rows of unequal length can share a run and
-    each stay exact. ``logits_dims``: the graph's own, last axis vocab.
+    each stay exact; ``takes_ragged_sources``: rows may whose sources are of unequal length.
+    ``logits_dims``: the graph's own, last axis vocab.
     """
 
     tokens: str
@@ -156,6 +157,7 @@ class CacheSchema:
     logits_dims: tuple[Dim, ...]
     entries: tuple[CacheEntry, ...]
     embeds: bool = False
+    takes_ragged_sources: bool = False
 
     @property
     def num_layers(self) -> int:
