@@ -127,18 +127,23 @@ def _ids(schema: EncoderSchema, source: Sequence[int] | NDArray[Any]) -> NDArray
 def _features(schema: EncoderSchema, source: Sequence[int] | NDArray[Any]) -> NDArray[Any]:
     """[1, size, frames] of floats."""
     rank = len(schema.source_dims)
-    array = np.asarray(source)
+    array: NDArray[Any] = source if isinstance(source, np.ndarray) else np.empty(0, np.object_)
     if np.issubdtype(array.dtype, np.floating) and array.ndim == rank - 1:
         array = array[None]
     if not np.issubdtype(array.dtype, np.floating) or array.ndim != rank or len(array) != 1:
         raise InvalidRequest(
-            f"found a source of shape {array.shape} and dtype {array.dtype}: expected features of "
-            f"one row, floats of dims {list(schema.source_dims[1:])}, as {schema.source} of the "
-            "encoder takes. Compute them with the model's feature extractor."
+            f"found a source of type {type(source).__name__} and shape {np.shape(array)}: expected "
+            f"features of one row, an array of floats [{_shown(schema.source_dims[1:])}], as "
+            f"{schema.source} of the encoder takes. Compute them with the model's own feature "
+            "extractor."
         )
     made = np.ascontiguousarray(array, dtype=numpy_dtype(schema.source_dtype))
     _check_dims(schema, made)
     return made
+
+
+def _shown(dims: Sequence[object]) -> str:
+    return ", ".join(str(dim) for dim in dims)
 
 
 def _check_dims(schema: EncoderSchema, array: NDArray[Any]) -> None:
@@ -148,6 +153,6 @@ def _check_dims(schema: EncoderSchema, array: NDArray[Any]) -> None:
     )
     if not fits:
         raise InvalidRequest(
-            f"found a source of shape {array.shape}: expected {list(schema.source_dims)}, as "
+            f"found a source of shape {array.shape}: expected [{_shown(schema.source_dims)}], as "
             f"{schema.source} of the encoder takes. Pad or cut it to that."
         )

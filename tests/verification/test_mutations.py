@@ -17,6 +17,7 @@ from ortkv.errors import OrtkvError
 from ortkv.loading import load_model
 from ortkv.proof import verify_graph
 from ortkv.proof.comparing import tolerance_of
+from ortkv.proof.probe import with_probes
 
 from graphs import Design, decoder
 from verification.mutants import TOLD_APART, drawn
@@ -82,7 +83,7 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> list[Base]:
     for design in DESIGNS.values():
         paths.append(tmp_path_factory.mktemp("design") / "model.onnx")
         onnx.save(decoder(design), paths[-1])
-    graphs = [load_model(path, threads=1).graph for path in paths]
+    graphs = [with_probes(load_model(path, threads=1).graph, 0) for path in paths]
     return [Base(graph=graph, logits=run_through(graph)) for graph in graphs]
 
 
