@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ortkv.schema import CacheEntry, CacheSchema
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-"""onnxruntime neither takes nor gives numpy arrays of it, only their bytes."""
+"""onnxruntime neither takes nor gives numpy arrays of it, only their bytes; its kind is 'V'."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,14 +54,16 @@ class Binding:
         self._cache = cache
         self._embedder = None if embedding is None else _Embedder(embedding)
         self._has_fixed_masks = any(
-            helper.kind in ("mask_2d", "mask_4d") and isinstance(helper.dims[-1], int)
+            helper.kind in ("mask_2d", "mask_4d") and isinstance(width, int)
             for helper in schema.helpers
+            for width in helper.dims[-1:]
         )
         self._tokens_dtype = numpy_dtype(schema.tokens_dtype)
         self._io = session.io_binding()
         self._fed: dict[str, NDArray[Any]] = {}
         self._bound: list[tuple[Bound, Bound | None] | None] = [None] * len(schema.entries)
         self._logits = np.empty(0, dtype=numpy_dtype(schema.logits_dtype))
+        self._logits_for = (0, 0)
 
     def run(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
         """Feed new tokens to every row.
@@ -89,7 +91,7 @@ class Binding:
 
     def _feed(self, name: str, array: NDArray[Any]) -> None:
         self._fed[name] = array
-        if array.dtype == _BFLOAT16:
+        if array.dtype.kind == "V":
             self._io.bind_input(
                 name, "cpu", 0, ONNX_TYPES["bfloat16"], array.shape, array.ctypes.data
             )
@@ -97,10 +99,11 @@ class Binding:
             self._io.bind_cpu_input(name, array)
 
     def _bind_cache(self, bounds: list[tuple[Bound, Bound | None]]) -> None:
+        if bounds == self._bound:
+            return
         device = self._cache.device
         for i, (past, present) in enumerate(bounds):
-            bound = self._bound[i]
-            if bound is not None and bound[0] is past and bound[1] is present:
+            if bounds[i] == self._bound[i]:
                 continue
             entry = self._schema.entries[i]
             dtype = ONNX_TYPES[entry.dtype]
@@ -122,6 +125,9 @@ class Binding:
 
         Bound before any other output, which makes it the first of ``get_outputs``.
         """
+        if (batch, query_len) == self._logits_for and self._logits.size:
+            return
+        self._logits_for = (batch, query_len)
         schema, vocab_size = self._schema, self._schema.vocab_size
         if vocab_size is None or (query_len > 1 and self._logits.dtype != _BFLOAT16):
             self._logits = self._logits[:0]

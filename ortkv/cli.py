@@ -525,6 +525,8 @@ def _print_report(report: VerifyReport) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from ortkv.verification import by_layer
+
     table = Table(box=None, pad_edge=False)
     for title in ("check", "largest logit error", "greedy agreement"):
         table.add_column(title)
@@ -539,6 +541,8 @@ def _print_report(report: VerifyReport) -> None:
         f"\ncache, stepped against at once: at most {worst.max_abs_error:.2e} "
         f"(layer {worst.layer} {worst.role})"
     )
+    if not report.ok:
+        console.print(by_layer(report), markup=False)
     verdict = "ok" if report.ok else "WRONG: do not trust this model's output"
     console.print(f"{verdict} (tolerance {report.tolerance:.2e})")
 

@@ -78,11 +78,10 @@ def feed(helper: HelperInput, run: Run) -> NDArray[Any]:
 def _mask_2d(helper: HelperInput, run: Run) -> NDArray[Any]:
     """[batch, key_len], or [batch, 1, 1, key_len]: whether a token is the row's own."""
     axis = _axis(helper, run)
-    if axis.key_len == run.kv_len and min(run.lengths) == run.past_len:
-        seen = np.ones((len(run.lengths), axis.key_len), np.bool_)
-    else:
-        seen = _own(run, axis)
-    return _mask(helper, _raised(seen, len(helper.dims)))
+    if axis.key_len == run.kv_len and min(run.lengths) == run.past_len and helper.values == "keep":
+        seen = np.ones((len(run.lengths), axis.key_len), numpy_dtype(helper.dtype))
+        return _raised(seen, len(helper.dims))
+    return _mask(helper, _raised(_own(run, axis), len(helper.dims)))
 
 
 def _mask_4d(helper: HelperInput, run: Run) -> NDArray[Any]:
@@ -137,10 +136,11 @@ def _mask(helper: HelperInput, seen: NDArray[Any]) -> NDArray[Any]:
     """What the graph wants where a token is seen, and where it is not."""
     if helper.values == "keep":
         return seen
-    if helper.values == "drop":
-        return np.logical_not(seen)
     dtype = numpy_dtype(helper.dtype)
-    return np.where(seen, dtype.type(0), _lowest(helper.name, dtype))
+    shown, hidden = (0, 1) if helper.values == "drop" else (0, _lowest(helper.name, dtype))
+    values: NDArray[Any] = np.full(seen.shape, hidden, dtype)
+    values[seen] = shown
+    return values
 
 
 @functools.cache
@@ -154,7 +154,7 @@ def _lowest(name: str, dtype: np.dtype[Any]) -> Any:
         ) from None
 
 
-def _raised(mask: NDArray[np.bool_], rank: int) -> NDArray[np.bool_]:
+def _raised(mask: NDArray[Any], rank: int) -> NDArray[Any]:
     """[batch, length] with axes of 1 between them, up to the rank."""
     return mask.reshape(len(mask), *(1,) * (rank - 2), -1) if rank > 2 else mask
 

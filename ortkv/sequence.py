@@ -100,7 +100,7 @@ class SequenceState:
             self._scores = None
             start = min(self.past_len, len(self._tokens) - 1)
             if start < self.past_len:
-                self._decoder.cache.truncate(start)
+                start = self._decoder.cache.truncate(start)
             try:
                 self._scores = self._decoder.prefill(self._tokens[start:])
             except OrtkvError:
@@ -220,8 +220,9 @@ class SequenceState:
 
     def room(self) -> int | None:
         """Tokens that still fit in the context; None where the model states no length."""
-        limit = self._model.context_length
-        return None if limit is None else limit - len(self._tokens)
+        limits = (self._model.context_length, self._model.graph.schema.capacity)
+        stated = [limit for limit in limits if limit is not None]
+        return min(stated) - len(self._tokens) if stated else None
 
     @property
     def num_changes(self) -> int:
@@ -246,7 +247,8 @@ class SequenceState:
 
     def release(self) -> None:
         """Free the cache's memory; the cache is computed again when the sequence is next used."""
-        self._decoder = Decoder(self._model.graph)
+        old = self._decoder.cache
+        self._decoder = Decoder(self._model.graph, Cache(old.schema, old.device, source=old.source))
         self._scores = None
 
     def _append(self, new: Sequence[int]) -> None:

@@ -187,10 +187,17 @@ def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
 
 
 def dims_of(dims: Iterable[onnx.TensorShapeProto.Dimension]) -> tuple[Dim, ...]:
-    """A shape as data. A negative size, which some exporters write for any, is unknown."""
-    return tuple(
-        (d.dim_value if d.dim_value >= 0 else None)
-        if d.HasField("dim_value")
-        else (d.dim_param or None)
-        for d in dims
-    )
+    """A shape as data.
+
+    A negative size, which some exporters write for any, is unknown; a number written as a symbol,
+    as transformers 5 does, is a number.
+    """
+    return tuple(_dim(dim) for dim in dims)
+
+
+def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
+    if dim.HasField("dim_value"):
+        return dim.dim_value if dim.dim_value >= 0 else None
+    if dim.dim_param.isdecimal() and dim.dim_param.isascii():
+        return int(dim.dim_param)
+    return dim.dim_param or None

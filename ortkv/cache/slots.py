@@ -110,12 +110,13 @@ class InPlaceSlot:
     def __init__(self, entry: CacheEntry, batch: int, device: Device) -> None:
         self._tensors = Tensors(entry, batch, device)
         self.capacity = 0
-        self._bound = self._tensors.bound(0)
+        empty = self._tensors.bound(0)
+        self._pair = (empty, empty)
 
     def prepare(self, past_len: int, query_len: int) -> tuple[Bound, Bound]:
         if self.capacity < past_len + query_len:
             self._hold(self.array(past_len), past_len + query_len)
-        return self._bound, self._bound
+        return self._pair
 
     def key_axis(self, past_len: int, query_len: int) -> tuple[int, int]:
         return past_len + query_len, past_len
@@ -127,7 +128,7 @@ class InPlaceSlot:
         """Nothing moves: the tokens past the length in force are never read."""
 
     def array(self, past_len: int) -> NDArray[Any]:
-        whole = self._tensors.view(self._bound.buffer.read(), self.capacity)
+        whole = self._tensors.view(self._pair[0].buffer.read(), self.capacity)
         return self._tensors.slice(whole, 0, past_len)
 
     def load(self, array: NDArray[Any]) -> None:
@@ -135,7 +136,7 @@ class InPlaceSlot:
 
     @property
     def num_bytes(self) -> int:
-        return self._bound.buffer.num_bytes
+        return self._pair[0].buffer.num_bytes
 
     def twin(self) -> Bound:
         """A zeroed tensor just like the one held."""
@@ -143,8 +144,8 @@ class InPlaceSlot:
 
     def exchange(self, bound: Bound) -> Bound:
         """Hold such a twin instead. Returns: the tensor held before."""
-        before, self._bound = self._bound, bound
-        return before
+        before, self._pair = self._pair, (bound, bound)
+        return before[0]
 
     def _hold(self, array: NDArray[Any], needed: int) -> None:
         tensors = self._tensors.of(array)
@@ -153,7 +154,7 @@ class InPlaceSlot:
         with bound.buffer.edit() as raw:
             whole = tensors.view(raw, capacity)
             tensors.slice(whole, 0, tensors.length(array))[...] = array
-        self._bound, self._tensors, self.capacity = bound, tensors, capacity
+        self._pair, self._tensors, self.capacity = (bound, bound), tensors, capacity
 
 
 class ScatterSlot:

@@ -69,7 +69,7 @@ class Cache:
 
         Raises: ContextLengthExceeded where the graph's buffers have none.
         """
-        past_len = self.past_len
+        past_len = max(self.lengths)
         if self._capacity is not None and past_len + query_len > self._capacity:
             raise ContextLengthExceeded(
                 f"{past_len} cached and {query_len} new tokens do not fit in the {self._capacity} "
@@ -83,10 +83,11 @@ class Cache:
 
         Where entries differ, as sliding layers from full ones: those of the full ones.
         """
-        past_len, index = self.past_len, self._main
+        past_len, index = max(self.lengths), self._main
         if index is None:
             return KeyAxis(past_len + query_len, past_len, self.schema.row_alignment)
-        return self._axis_of(index, past_len, query_len)
+        rows, window = self._places[index]
+        return KeyAxis(*self.slots[index].key_axis(past_len, query_len), rows, window)
 
     def key_axes(self, query_len: int) -> tuple[KeyAxis, ...]:
         """All key axes of that run: ``key_axis`` first, then every entry's.
@@ -222,8 +223,7 @@ class Cache:
 
     def _axis_of(self, index: int, past_len: int, query_len: int) -> KeyAxis:
         rows, window = self._places[index]
-        key_len, new_start = self.slots[index].key_axis(past_len, query_len)
-        return KeyAxis(key_len, new_start, rows, window)
+        return KeyAxis(*self.slots[index].key_axis(past_len, query_len), rows, window)
 
     def _place(self, entry: CacheEntry, length: int, tokens: int) -> tuple[slice, ...]:
         """Where a row's ``tokens`` are in an entry's array for ``length`` of them.

@@ -40,7 +40,7 @@ def positions_missing(subject: Subject) -> Iterator[Finding]:
         return
     why = "it has no position_ids, so that positions count a row's padding"
     do = "with position_ids as an input (optimum does so for most models), or "
-    if schema.equal_rows_only:
+    if subject.wiring.has(frozenset({"GroupQueryAttention"})):
         why = "its attention op takes every row's length from the past's own shape"
         do = "with lengths that come from the mask: "
     yield Finding(

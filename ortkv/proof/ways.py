@@ -51,7 +51,8 @@ def rewound(graph: LoadedGraph, tokens: list[int], *, kept_len: int, new_len: in
     """Back to ``kept_len`` tokens, then other ones: none of the old may be left."""
     decoder = Decoder(graph)
     decoder.prefill(tokens)
-    decoder.cache.truncate(kept_len)
+    held = decoder.cache.truncate(kept_len)
+    decoder.prefill(tokens[held:kept_len])
     kept, other = tokens[:kept_len], tokens[::-1][:new_len]
     logits = [decoder.step([token])[0].copy() for token in other]
     prefixes = [kept + other[:n] for n in range(1, len(other) + 1)]

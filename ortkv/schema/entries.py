@@ -212,15 +212,16 @@ def _axis_of(axes: str) -> int:
 def _state(candidate: Candidate) -> Draft:
     past, present, named = candidate.past, candidate.present, candidate.named
     dims = past.dims or ()
+    kernel = candidate.flow.kernel if candidate.flow is not None else None
+    if kernel is not None and dims and not isinstance(dims[-1], int):
+        dims = (*dims[:-1], kernel)
     state_dims = tuple(dim for dim in dims[1:] if isinstance(dim, int))
     if present is None or past.dtype != present.dtype or len(state_dims) != len(dims) - 1:
         raise UnsupportedModel(
             f"{past} and {present}: a state needs one dtype and fixed sizes but for the batch in "
             "front. Export it so."
         )
-    role: Role = "conv" if len(dims) <= len("BXX") else "recurrent"
-    if candidate.flow is not None and candidate.flow.convolved:
-        role = "conv"
+    role: Role = "conv" if kernel is not None else "recurrent"
     if named is not None and named.role in ("conv", "recurrent"):
         role = named.role
     if candidate.stated is not None and candidate.stated.role is not None:

@@ -197,7 +197,7 @@ def _kind_by_use(spec: TensorSpec, uses: Uses, tokens: TensorSpec) -> HelperKind
         return "mask_2d" if spec.rank == 2 else "mask_4d"
     if uses.rotary or uses.tables:
         return _position_kind(spec, uses, tokens)
-    return "encoder_states" if is_states(spec) else None
+    return "encoder_states" if is_states(spec) and uses.projected else None
 
 
 def _position_kind(spec: TensorSpec, uses: Uses, tokens: TensorSpec) -> HelperKind | None:

@@ -112,10 +112,10 @@ def _name_batch_and_heads(
     first, last = rest
     fixed = [p for p in rest if (size := sizes[p]) is not None and size.number is not None]
     named = [p for p in rest if own is not None and sizes[p] == own]
-    if len(named) == 1:
-        place = named[0]
-    elif len(fixed) == 1:
+    if len(fixed) == 1:
         place = last if fixed[0] == first else first
+    elif len(named) == 1:
+        place = named[0]
     else:
         place = first
     letters[place] = "B"

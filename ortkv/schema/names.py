@@ -65,6 +65,11 @@ CONVENTIONS = (
         rf"present(?:_key_values)?\.{_N}\.{_SELF_OR_CROSS}\.{_KV}",
     ),
     _convention(
+        "encoder-decoder, by hand",
+        rf"past_key_values\.{_N}\.(?P<cross>cross)_{_KV}",
+        rf"present(?:_key_values)?\.{_N}\.(?P<cross>cross)_{_KV}",
+    ),
+    _convention(
         "optimum's older multi-query models",
         rf"past_key_values\.{_N}\.key_value",
         rf"present(?:_key_values)?\.{_N}\.key_value",
@@ -107,8 +112,8 @@ CONVENTIONS = (
     ),
     _convention(
         "transformers 5, hybrids",
-        rf"input\.(?:past_key_values|cache_params)\.layers\.{_N}\.{_STATE}s?",
-        rf"(?:output\.)?(?:past_key_values|cache_params)\.layers\.{_N}\.{_STATE}s?",
+        rf"input\.(?:past_key_values|cache_params)\.layers\.{_N}\.{_STATE}s?(?:\.0)?",
+        rf"(?:output\.)?(?:past_key_values|cache_params)\.layers\.{_N}\.{_STATE}s?(?:\.0)?",
     ),
     _convention(
         "torch.onnx of a DynamicCache",

@@ -43,13 +43,20 @@ def check_pairs(candidates: Sequence[Candidate], entries: Sequence[CacheEntry]) 
 
 
 def check_complete(entries: Sequence[CacheEntry], signature: Signature, logits: TensorSpec) -> None:
-    """Every layer with a key has a value, and no output is a present without a past."""
+    """Every layer with a key has a value, and no output is a present without a past.
+
+    A cache that the graph only reads, beside an output with its very sizes, may not be constant at
+    all: the new tokens' keys may come out apart from it.
+    """
     claimed = {entry.present for entry in entries} | {logits.name}
     orphans = [
         spec
         for spec in signature.outputs
         if names.read_present(spec.name) is not None and spec.name not in claimed
     ]
+    read_only = [s for s in signature.inputs if s.name in _without_present(entries)]
+    loose = [s for s in signature.outputs if s.name not in claimed]
+    orphans += [s for s in loose if any(_alike(s, past) for past in read_only)]
     for kind in ("", "cross_"):
         keys = {e.layer for e in entries if e.role == f"{kind}key"}
         values = {e.layer for e in entries if e.role == f"{kind}value"}
@@ -59,3 +66,21 @@ def check_complete(entries: Sequence[CacheEntry], signature: Signature, logits: 
                 f"layers {sorted(values)}, {seen('outputs without a past', orphans)}. Export "
                 "again, with one past and one present for the key and the value of each layer."
             )
+
+
+def _without_present(entries: Sequence[CacheEntry]) -> set[str]:
+    return {entry.past or "" for entry in entries if entry.present is None}
+
+
+def _alike(output: TensorSpec, past: TensorSpec) -> bool:
+    """Whether two tensors have one rank and the same sizes wherever both are fixed."""
+    ours, theirs = output.dims or (), past.dims or ()
+    return (
+        output.dtype == past.dtype
+        and len(ours) == len(theirs)
+        and all(
+            a == b
+            for a, b in zip(ours, theirs, strict=True)
+            if isinstance(a, int) or isinstance(b, int)
+        )
+    )

@@ -11,11 +11,13 @@ if TYPE_CHECKING:
     from ortkv.schema.spec import Role
     from ortkv.schema.wiring import Op, Wiring
 
-_SCORE_OPS = frozenset(
+SCORE_OPS = frozenset(
     {"Add", "Cast", "Clip", "Concat", "Div", "Dropout", "Identity", "IsNaN", "Max", "Min", "Mul",
-     "Reshape", "Slice", "Sub", "Tanh", "Transpose", "Where", "Unsqueeze", "Squeeze"}
+     "Reshape", "Slice", "Split", "Sub", "Tanh", "Transpose", "Where", "Unsqueeze", "Squeeze"}
 )  # fmt: skip
 """Ops between QKᵀ, the softmax and the product with V: scaling, masks, softcap, sinks."""
+SOFTMAX = frozenset({"Softmax", "Exp"})
+"""The softmax, or its numerator where a graph spells it out."""
 PRODUCTS = frozenset({"MatMul", "Einsum", "FusedMatMul"})
 
 
@@ -74,11 +76,11 @@ def leads_to_softmax(wiring: Wiring, start: str) -> bool:
     front, seen = [start], {start}
     while front:
         for op in wiring.consumers(front.pop()):
-            if op.kind == "Softmax":
+            if op.kind in SOFTMAX:
                 return True
-            if op.kind in _SCORE_OPS and op.outputs[0] not in seen:
-                seen.add(op.outputs[0])
-                front.append(op.outputs[0])
+            if op.kind in SCORE_OPS and op.outputs[0] not in seen:
+                seen.update(op.outputs)
+                front.extend(op.outputs)
     return False
 
 
@@ -88,9 +90,9 @@ def _comes_from_softmax(wiring: Wiring, starts: list[str]) -> bool:
         op = wiring.makers.get(front.pop())
         if op is None:
             continue
-        if op.kind == "Softmax":
+        if op.kind in SOFTMAX:
             return True
-        if op.kind in _SCORE_OPS:
+        if op.kind in SCORE_OPS:
             front.extend(name for name in op.inputs if name and name not in seen)
             seen.update(op.inputs)
     return False

@@ -169,6 +169,7 @@ def _state(
 ) -> Candidate:
     """The candidate of a state: its present as stated, else as the graph shows it."""
     told = stated.entries.get(past.name)
+    convolved = flow is not None and flow.kernel is not None
     present = next(
         (s for s in signature.outputs if told is not None and s.name == told.present), shown
     )
@@ -178,7 +179,7 @@ def _state(
         flow=flow,
         named=names.read_past(past.name),
         is_state=True,
-        order=_first_use(wiring, past.name),
+        order=flow.order if convolved and flow is not None else _first_use(wiring, past.name),
         stated=told,
         is_shown=present == shown,
     )
@@ -211,6 +212,8 @@ def _cached(
     shown = _joined(spec, flows, signature)
     if told is None:
         return shown
+    if shown is not None and shown.is_state and (told.is_state or not (told.role or told.update)):
+        return _state(spec, shown.present, signature, shown.flow, wiring, stated)
     outputs = {output.name: output for output in signature.outputs}
     flow = settled_flow(told, flows.get(spec.name))
     if flow is None or told.is_state:
@@ -227,9 +230,14 @@ def _cached(
 
 
 def _is_as_shown(flow: Flow, shown: Candidate) -> bool:
-    if shown.flow is None or (flow.present, flow.update) != (shown.flow.present, shown.flow.update):
-        return False
-    return shown.flow.role in (None, (flow.role or "").removeprefix("cross_"))
+    """Whether nothing that is stated contradicts what the graph shows."""
+    graphs = shown.flow
+    return (
+        graphs is not None
+        and flow.update == graphs.update
+        and graphs.present in (None, flow.present)
+        and graphs.role in (None, (flow.role or "").removeprefix("cross_"))
+    )
 
 
 def _source_length(candidate: Candidate) -> Dim:
@@ -244,11 +252,15 @@ def _joined(spec: TensorSpec, flows: dict[str, Flow], signature: Signature) -> C
     """The candidate of an input that the graph joins with new tokens, or attends to."""
     flow, named = flows.get(spec.name), names.read_past(spec.name)
     outputs = {output.name: output for output in signature.outputs}
-    if flow is None or flow.convolved or (flow.update is None and flow.role is None):
-        return None
-    if flow.role is None and (named is None or named.role in ("conv", "recurrent")):
+    if flow is None or (flow.update is None and flow.role is None):
         return None
     present = outputs.get(flow.present or "")
+    if flow.kernel is not None:
+        return present and Candidate(
+            past=spec, present=present, flow=flow, named=named, is_state=True, order=flow.order
+        )
+    if flow.role is None and (named is None or named.role in ("conv", "recurrent")):
+        return None
     return Candidate(past=spec, present=present, flow=flow, named=named)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ortkv.schema.topology import SCATTERS
 from ortkv.schema.uses import values_reach
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ def takes_ragged_rows(
             and "" not in counts
             and all(_reached(wiring, counted, [wire]) for wire in counts)
         )
+    if _reached(wiring, _of(helpers, ("positions",)), _places(wiring, candidates)):
+        return False
     masks = _of(helpers, ("mask_2d", "mask_4d"))
     told = [h for h in _of(helpers, ("positions",)) if len(h.dims) > 1]
     return (
@@ -52,6 +55,14 @@ def takes_ragged_rows(
         and _reached(wiring, masks, [logits])
         and _reached(wiring, told, [logits])
     )
+
+
+def _places(wiring: Wiring, candidates: Sequence[Candidate]) -> list[str]:
+    """Wires that say where in a buffer new tokens go: a row's own position is not its place."""
+    if not any(c.flow is not None and c.flow.update == "scatter" for c in candidates):
+        return []
+    indices = [op.input(1) for op in wiring.ops if op.kind in SCATTERS]
+    return indices + [op.input(0) for op in wiring.ops if op.kind == "Where"]
 
 
 def _sources_told_apart(wiring: Wiring, helpers: Sequence[HelperInput], logits: str) -> bool:

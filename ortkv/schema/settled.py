@@ -30,7 +30,7 @@ def settled_flow(told: StatedEntry, flow: Flow | None) -> Flow | None:
 
     A fault is one of the update rule that was derived: stating another leaves it to the proof.
     """
-    is_known = flow is not None and bool(flow.update or flow.role) and not flow.convolved
+    is_known = flow is not None and bool(flow.update or flow.role) and flow.kernel is None
     if not (is_known or told.is_complete):
         return None
     base = flow if flow is not None else _no_flow(told.past)
@@ -43,7 +43,7 @@ def settled_flow(told: StatedEntry, flow: Flow | None) -> Flow | None:
         update=None if update == "constant" else update,
         role=told.role or base.role,
         head_dim=told.head_dim or base.head_dim,
-        convolved=False,
+        kernel=None,
         fault="" if told.update is not None else base.fault,
     )
 
@@ -52,7 +52,7 @@ def _no_flow(past: str) -> Flow:
     return Flow(
         past=past, present=None, update=None, sequence=None, depth=None, splits=(), new_sizes={},
         stacks=(), role=None, head_dim=None, order=0, window=None, query_len=None, fault="",
-        row_lengths=frozenset(), convolved=False, transposed=False, path=(past,), join=None,
+        row_lengths=frozenset(), kernel=None, transposed=False, path=(past,), join=None,
         readers=(),
     )  # fmt: skip
 

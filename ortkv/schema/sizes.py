@@ -303,7 +303,7 @@ def _split(found: GraphSizes, op: Op, dims: Sizes) -> Sizes | None:
 
 def _slice(found: GraphSizes, op: Op, dims: Sizes) -> Sizes | None:
     axes = found.wiring.ints(op.input(3))
-    if axes is None:
+    if axes is None or not dims:
         return (None,) * len(dims)
     cut = {i % len(dims) for i in axes}
     return tuple(None if i in cut else d for i, d in enumerate(dims))

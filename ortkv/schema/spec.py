@@ -175,7 +175,7 @@ class CacheSchema:
     @property
     def capacity(self) -> int | None:
         """The most tokens a row's cache can hold, where the graph fixes a buffer's size."""
-        fixed = [e.capacity for e in self.entries if e.grows and e.window is None]
+        fixed = [e.capacity for e in self.entries if e.grows and e.update != "window"]
         return min((size for size in fixed if size is not None), default=None)
 
     def to_dict(self) -> dict[str, Any]:

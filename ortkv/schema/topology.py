@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from ortkv.schema.apart import new_beside
 from ortkv.schema.fused_ops import KEY, KEY_VALUE, VALUE, fused
 from ortkv.schema.moves import (
     REARRANGING,
@@ -20,13 +21,15 @@ from ortkv.schema.moves import (
     without,
 )
 from ortkv.schema.products import PRODUCTS, use_in_product
+from ortkv.schema.sizes import Size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ortkv.schema.fused_ops import FusedOp
     from ortkv.schema.moves import Axes, Axis
-    from ortkv.schema.sizes import GraphSizes, Size
+    from ortkv.schema.products import Use
+    from ortkv.schema.sizes import GraphSizes
     from ortkv.schema.spec import Role, Update
     from ortkv.schema.wiring import Op, Wiring
 
@@ -57,8 +60,10 @@ class Flow:
     query_len: the one number of new tokens a run may have, where what is dropped fixes it.
     fault: what keeps the present from being the past with the new tokens after it; '' if nothing.
     row_lengths: wires with each row's own length, for ops that take one; '' for one that does not.
-    convolved: whether it enters a convolution.   path: the ops it goes through to its present.
-    join: the op that adds the new tokens.   readers: the ops that told a role.
+    kernel: the tokens that a convolution it enters spans; None where it enters none.
+    transposed: whether its axes are put in another order before the join.
+    path: the ops it goes through to its present.   join: the op that adds the new tokens.
+    readers: the ops that told a role.
     """
 
     past: str
@@ -76,7 +81,7 @@ class Flow:
     query_len: int | None
     fault: str
     row_lengths: frozenset[str]
-    convolved: bool
+    kernel: int | None
     transposed: bool
     path: tuple[str, ...]
     join: Op | None
@@ -133,7 +138,7 @@ class _Findings:
     new_sizes: dict[Part, Size] = field(default_factory=dict[Part, "Size"])
     joins: list[_Join] = field(default_factory=list["_Join"])
     row_lengths: set[str] = field(default_factory=set[str])
-    convolutions: list[int] = field(default_factory=list[int])
+    kernels: list[int] = field(default_factory=list[int])
     transposes: list[Op] = field(default_factory=list["Op"])
 
     def used_as(self, role: Role, step: _Step, op: Op) -> None:
@@ -175,7 +180,7 @@ def _flow(graph: _Graph, past: str, rank: int) -> Flow | None:
     findings = _walk(graph, past, rank)
     joined = {name: s for name, s in findings.arrivals.items() if s.join is not None}
     arrivals = joined or _arrivals_of_new(graph, findings)
-    if not arrivals and not findings.roles:
+    if not arrivals and not findings.roles and not findings.kernels:
         return None
     present = min(arrivals, key=lambda name: (len(arrivals[name].path), name), default=None)
     arrival = None if present is None else arrivals[present]
@@ -193,12 +198,12 @@ def _flow(graph: _Graph, past: str, rank: int) -> Flow | None:
         stacks=_stacks(findings, sequence),
         role=_one_role(findings.roles),
         head_dim=None if join is None else join.head_dim,
-        order=min(findings.orders or findings.convolutions, default=0),
+        order=min(findings.orders, default=0),
         window=None if arrival is None else arrival.window,
         query_len=None if arrival is None else arrival.query_len,
         fault=_fault(arrival),
         row_lengths=frozenset(findings.row_lengths),
-        convolved=bool(findings.convolutions) and not findings.roles,
+        kernel=None if findings.roles else max(findings.kernels, default=None),
         transposed=bool(findings.transposes),
         path=(past,) if arrival is None else arrival.path,
         join=None if join is None else join.op,
@@ -318,7 +323,8 @@ def _next(graph: _Graph, op: Op, step: _Step, findings: _Findings) -> list[_Step
         _note_product(graph, op, step, findings)
         return []
     if op.kind in ("Conv", "CausalConvWithState"):
-        findings.convolutions.append(op.order)
+        findings.orders.append(op.order)
+        findings.kernels.append(_kernel(graph, op))
     elif op.kind == "Concat":
         return _through_concat(graph, op, step, findings)
     elif op.kind in SCATTERS:
@@ -338,6 +344,13 @@ def _next(graph: _Graph, op: Op, step: _Step, findings: _Findings) -> list[_Step
     return []
 
 
+def _kernel(graph: _Graph, op: Op) -> int:
+    """The tokens that a causal convolution looks at, from its weights' last dim."""
+    dims = graph.sizes.of(op.input(1)) or ()
+    last = next(iter(dims[-1:]), None)
+    return (last.number or 1) if last is not None else 1
+
+
 def _note_product(graph: _Graph, op: Op, step: _Step, findings: _Findings) -> None:
     dims = graph.sizes.of(step.wire)
     rank = len(step.axes) if step.axes is not None else len(dims or ())
@@ -348,6 +361,19 @@ def _note_product(graph: _Graph, op: Op, step: _Step, findings: _Findings) -> No
     if step.axes is not None and use.sequence is not None and use.depth is not None:
         findings.sequences.append(step.axes[use.sequence])
         findings.depths.append(step.axes[use.depth])
+    if step.join is None:
+        _note_apart(graph, op, step, use, findings)
+
+
+def _note_apart(graph: _Graph, op: Op, step: _Step, use: Use, findings: _Findings) -> None:
+    new = new_beside(graph.wiring, op, step.wire, use.role)
+    if new is None:
+        return
+    axis = None if step.axes is None or use.sequence is None else step.axes[use.sequence]
+    join = _Join(update="delta", axis=axis, op=op)
+    findings.joins.append(join)
+    findings.partners.append((new, replace(step, join=join, computed=False)))
+    _note_new_sizes(graph, step.axes, new, findings)
 
 
 def _through_fused(
@@ -355,7 +381,7 @@ def _through_fused(
 ) -> list[_Step]:
     index = op.inputs.index(step.wire)
     if index in table.operands and step.join is not None:
-        _note_operand(op, table.operands[index], step, findings)
+        _note_operand(graph, op, table.operands[index], step, findings)
         return []
     if index not in table.pairs:
         return []
@@ -382,13 +408,23 @@ def _through_fused(
     return [replace(step, wire=op.outputs[output], join=join, path=path)]
 
 
-def _note_operand(op: Op, role: Role, step: _Step, findings: _Findings) -> None:
+def _note_operand(graph: _Graph, op: Op, role: Role, step: _Step, findings: _Findings) -> None:
     """The whole key or value of an attention op: [B, H, S, D], or [B, S, H*D]."""
     findings.used_as(role, step, op)
     if step.axes is not None:
         findings.sequences.append(step.axes[2 if len(step.axes) == 4 else 1])
-        if len(step.axes) == 4:
-            findings.depths.append(step.axes[3])
+        findings.depths.append(step.axes[3] if len(step.axes) == 4 else _depth_in(graph, op, step))
+
+
+def _depth_in(graph: _Graph, op: Op, step: _Step) -> Axis:
+    """The part of the last axis, of heads and depths, that is a head's depth by the op's count."""
+    last = step.axes[-1] if step.axes else ()
+    heads, axis = op.int_attribute("kv_num_heads", 0), _one(last)
+    size = next(iter((graph.sizes.of(step.wire) or ())[-1:]), None)
+    width = None if size is None else size.number
+    if axis is None or not axis.is_whole or heads < 2 or not width or width % heads:
+        return last
+    return (Part(axis.axis, 1, (Size.of(heads), Size.of(width // heads))),)
 
 
 def _head_dim(wiring: Wiring, op: Op) -> int | None:
@@ -405,6 +441,8 @@ def _shares_buffer(graph: _Graph, op: Op, table: FusedOp) -> bool:
     """True where the op learns the past's length from elsewhere than the past's own shape."""
     if table.share_flag:
         return op.int_attribute(table.share_flag, 0) == 1
+    if any(out in graph.wiring.leaves for out in op.outputs):
+        return False  # the other branch starts a cache as long as its tokens
     lengths = [op.input(i) for i in table.lengths if op.input(i)]
     # A graph that measures the past itself (for positions, say) would see the capacity.
     measured = any(

@@ -21,6 +21,9 @@ _MOVES = frozenset(
 _SHIFTS = frozenset({"Add", "Sub", "Mod", "Neg"})
 _ROTARY = frozenset({"Cos", "Sin", "RotaryEmbedding"})
 _ANGLES = frozenset({"MatMul", "Mul", "Einsum", "Concat"})
+_PROJECTIONS = frozenset(
+    {"MatMul", "Gemm", "MatMulNBits", "DynamicQuantizeMatMul", "DynamicQuantizeLinear"}
+)
 _MEASURES = frozenset({"Shape", "Size"})
 _SLOTS: dict[tuple[str, str, int], HelperKind] = {
     ("com.microsoft", "GroupQueryAttention", 5): "last_positions",
@@ -42,7 +45,8 @@ class Uses:
 
     rotary: whether it turns into angles.   writes: whether it says where to write.
     moves_rows: whether it picks rows of a cache.   mask: what it holds if it masks scores.
-    total: whether the new tokens' number is taken from it.   used: whether any op takes it.
+    total: whether the new tokens' number is taken from it.   projected: whether it is multiplied
+    by weights.   used: whether any op takes it to compute with.
     """
 
     tables: list[tuple[int, int]] = field(default_factory=list["tuple[int, int]"])
@@ -52,6 +56,7 @@ class Uses:
     moves_rows: bool = False
     mask: MaskValues | None = None
     total: bool = False
+    projected: bool = False
     used: bool = True
 
 
@@ -88,7 +93,8 @@ def uses_of(wiring: Wiring, spec: TensorSpec, pasts: Iterable[str]) -> Uses:
         moves_rows=moves_rows,
         total=_is_total(wiring, spec.name),
         mask=mask_values(wiring, spec.name, spec.dtype),
-        used=bool(wiring.consumers(spec.name)),
+        projected=any(op.kind in _PROJECTIONS for op in wiring.consumers(spec.name)),
+        used=_is_read(wiring, spec.name),
     )
 
 
@@ -126,6 +132,17 @@ def _is_total(wiring: Wiring, name: str) -> bool:
                 return True
             if op.kind in _MOVES and op.input(0) == wire:
                 front.extend(op.outputs)
+    return False
+
+
+def _is_read(wiring: Wiring, name: str) -> bool:
+    """Whether anything but an output that hands it on takes an input."""
+    front = [name]
+    while front:
+        for op in wiring.consumers(front.pop()):
+            if op.kind != "Identity":
+                return True
+            front.extend(op.outputs)
     return False
 
 

@@ -303,7 +303,7 @@ class _Builder:
         ):
             start = self.add("Neg", self.size(keys[0], 2))
             mask = self.add("Slice", mask, start, self.number([MOST]), self.number([3]))
-        return self._mixed(i, x, *keys, mask)
+        return self._mixed(i, x, keys[0], keys[1], mask)
 
     def _mixed(self, i: int, x: str, keys: str, values: str, mask: str) -> str:
         query = self.add("Div", self._split(x, f"q{i}"), self.number(np.sqrt(DEPTH), np.float32))
@@ -383,7 +383,7 @@ class _Builder:
             keys.append(self._cross_keys(past, f"{role[6]}{i}"))
             if self.design.cross != "read":
                 self.give(keys[-1], present, dims)
-        return self._mixed(i, x, *keys, self.masks["source"])
+        return self._mixed(i, x, keys[0], keys[1], self.masks["source"])
 
     def _cross_keys(self, past: str, weight: str) -> str:
         if self.design.cross == "read":

@@ -441,3 +441,69 @@ def test_any_order_of_verbs_leaves_every_cache_with_its_own_rows(update: str, la
         max_examples=10, stateful_step_count=15, deadline=None, derandomize=True, database=None
     )
     machine.TestCase("runTest").runTest()
+
+
+@both
+def test_an_interrupted_commit_leaves_an_empty_cache_that_starts_from_nothing(
+    update: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slots before the interrupt have taken in their run: ``write`` looks for what is left."""
+    cache = cache_of([1, 2, 3], entry_of("BHSD", update), entry_of("BHSD", update, layer=1))
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cache.slots[1], "commit", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run(cache, [[4]])
+    assert cache.lengths == [0]
+    run(cache, [[5]])
+    run(cache, [[6]])
+    assert_holds(cache, [[5, 6]])
+
+
+STATE = CacheEntry(
+    layer=0, role="conv", past="concat.s", present="s", layout="XBX", update="replace",
+    dtype="float32", num_kv_heads=1, head_dim=1, evidence=(), state_dims=(2, 3),
+)  # fmt: skip
+
+
+def step_state(cache: Cache, numbers: list[float]) -> list[NDArray[Any]]:
+    """A run that adds a number to each row's state. Returns: the states before, [2, 3] each."""
+    past, present = cache.prepare(1)[0]
+    assert present is not None
+    assert past.shape == present.shape == (2, len(numbers), 3)
+    old, new = (
+        bound.buffer.read().view(np.float32).reshape(bound.shape) for bound in (past, present)
+    )
+    before = [old[:, row].copy() for row in range(len(numbers))]
+    for row, number in enumerate(numbers):
+        new[:, row] = old[:, row] + number + np.arange(6).reshape(2, 3)
+    cache.commit(1)
+    return before
+
+
+def test_states_are_joined_kept_and_copied_and_start_at_zero() -> None:
+    places = np.arange(6).reshape(2, 3)
+    first, second = (Cache(schema_of(STATE), CPU) for _ in range(2))
+    assert not np.any(step_state(first, [5]))
+    step_state(second, [7])
+    step_state(second, [7])
+    whole = Cache.joined([first, second, Cache(schema_of(STATE), CPU)])
+    assert whole.lengths == [1, 2, 0]
+    for row, wanted in enumerate([5 + places, 14 + 2 * places, 0 * places]):
+        np.testing.assert_array_equal(whole.tensor(STATE, row), wanted)
+    step_state(whole, [1, 2, 3])
+    whole.keep([2, 1])
+    twin = whole.copy()
+    before = step_state(whole, [0, 0])
+    np.testing.assert_array_equal(before, [3 + places, 16 + 3 * places])
+    np.testing.assert_array_equal(twin.tensor(STATE, 1), 16 + 3 * places)
+    np.testing.assert_array_equal(whole.tensor(STATE, 1), 16 + 4 * places)
+    assert whole.num_bytes == 2 * 2 * 6 * 4
+    assert first.truncate(1) == 1
+    np.testing.assert_array_equal(first.tensor(STATE), 5 + places)
+    assert second.truncate(1) == 0
+    assert not np.any(second.tensor(STATE))
+    assert not np.any(step_state(second, [9]))

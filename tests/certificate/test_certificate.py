@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import ortkv.certificate
 import pytest
+from onnx import helper
 from ortkv import Generator
 from ortkv.certificate import cache_folder, certified
 from ortkv.errors import UnsupportedModel
@@ -93,9 +94,10 @@ def test_a_graph_whose_present_is_not_what_its_name_says_is_not_loaded(
 ) -> None:
     """One layer's values come out as zeros: sound to onnxruntime, fluent and wrong to users."""
     model = decoder(Design())
-    (node,) = (n for n in model.graph.node if "present.1.value" in n.output)
-    node.op_type = "Mul"
-    node.input.append("open")  # the scalar 0
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            names[:] = ["sound" if name == "present.1.value" else name for name in names]
+    model.graph.node.append(helper.make_node("Sub", ["sound", "sound"], ["present.1.value"]))
     onnx.save(model, tmp_path / "model.onnx")
     with pytest.raises(UnsupportedModel, match="off a full run's logits by"):
         Generator(tmp_path)

@@ -57,12 +57,6 @@ class Folder:
         onnx.save(self.model, self.path / "model.onnx")
         return {f.code: f.level for f in diagnose(self.path, provider=provider)}
 
-    def with_positions(self) -> Folder:
-        """An input that the toy graph does without."""
-        spec = helper.make_tensor_value_info("position_ids", 7, ["batch", "query_len"])
-        self.model.graph.input.append(spec)
-        return self
-
     def without_input(self, name: str) -> None:
         kept = [value for value in self.model.graph.input if value.name != name]
         del self.model.graph.input[:]
@@ -78,7 +72,7 @@ class Folder:
 
 
 def plain(path: Path, **axes: Any) -> Folder:
-    return Folder(path, Design(vocab_size=VOCAB, **axes)).with_positions()
+    return Folder(path, Design(vocab_size=VOCAB, positions="learned", **axes))
 
 
 def test_a_clean_folder_has_a_note_alone(tmp_path: Path) -> None:
@@ -353,7 +347,8 @@ def test_data_outside_the_folder(tmp_path: Path) -> None:
 def test_a_graph_that_cannot_be_resolved(tmp_path: Path) -> None:
     """Checks that need no schema still run."""
     folder = Folder(tmp_path)
-    folder.model.graph.input.append(helper.make_tensor_value_info("mystery", 1, ["batch", 3]))
+    folder.model.graph.input.append(helper.make_tensor_value_info("mystery", 1, []))
+    folder.before_logits(helper.make_node("Mul", ["raw", "mystery"], [LOGITS]))
     folder.update("config.json", eos_token_id=None)
     folder.update("generation_config.json", eos_token_id=None)
     newer_ir(folder)

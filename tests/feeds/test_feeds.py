@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ortkv.feeds import KeyAxis, Run, feed
+from ortkv.errors import InvalidRequest, UnsupportedModel
+from ortkv.feeds import KeyAxis, Run, Source, feed
 from ortkv.schema import HelperInput, HelperKind
 
 EQUAL = (3, 3)
@@ -14,6 +15,12 @@ RAGGED = (3, 1, 0)
 def fed(kind: HelperKind, run: Run, dtype: str = "int64", rank: int = 2) -> np.ndarray:
     dims = ("batch", "length", "one")[:rank]
     return feed(HelperInput(name="x", kind=kind, dtype=dtype, dims=dims), run)
+
+
+def helper_of(
+    kind: HelperKind, dims: tuple[Any, ...], dtype: str = "int64", **more: Any
+) -> HelperInput:
+    return HelperInput(name="x", kind=kind, dtype=dtype, dims=dims, **more)
 
 
 def run_of(lengths: tuple[int, ...], query_len: int, alignment: Any) -> Run:
@@ -101,3 +108,143 @@ def test_a_mask_has_the_dtype_the_graph_wants(dtype: str) -> None:
     got = fed("mask_2d", run_of((1, 0), 1, "end"), dtype)
     assert got.dtype == np.dtype(dtype)
     np.testing.assert_array_equal(got.astype(int), [[1, 1], [0, 1]])
+
+
+WIDER = Run([3, 1], 3, 2, (KeyAxis(8, 6, "end"), KeyAxis(5, 3, "start")))
+"""Rows of 3 and 1 tokens before 2 new ones: right-aligned in a buffer of 6; or from the left."""
+
+
+@pytest.mark.parametrize(
+    ("width", "mask"),
+    [
+        ("k", [[0, 0, 0, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 1, 1, 1]]),
+        (8, [[0, 0, 0, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 1, 1, 1]]),
+        (5, [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]),
+    ],
+)
+def test_a_mask_of_fixed_width_covers_the_key_axis_of_that_width(width: Any, mask: Any) -> None:
+    got = feed(helper_of("mask_2d", ("b", width)), WIDER)
+    np.testing.assert_array_equal(got, mask)
+    got = feed(helper_of("mask_2d", ("b", 1, 1, width)), WIDER)
+    np.testing.assert_array_equal(got, np.array(mask)[:, None, None])
+
+
+CAUSAL = [
+    [[0, 0, 0, 1, 1, 1, 1, 0], [0, 0, 0, 1, 1, 1, 1, 1]],
+    [[0, 0, 0, 0, 0, 1, 1, 0], [0, 0, 0, 0, 0, 1, 1, 1]],
+]
+CAUSAL_START = [
+    [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]],
+    [[1, 1, 0, 0, 0], [1, 1, 1, 0, 0]],
+]
+
+
+@pytest.mark.parametrize(("width", "seen"), [("k", CAUSAL), (5, CAUSAL_START)])
+@pytest.mark.parametrize("dtype", ["bool", "int32", "float32", "float16", "bfloat16"])
+def test_a_query_sees_its_own_rows_keys_up_to_itself(width: Any, seen: Any, dtype: str) -> None:
+    wanted = np.array(seen)[:, None]
+    got = feed(helper_of("mask_4d", ("b", 1, "q", width), dtype), WIDER)
+    assert got.dtype.name == dtype
+    np.testing.assert_array_equal(got.astype(int), wanted)
+    got = feed(helper_of("mask_4d", ("b", "h", "q", width), dtype, values="drop"), WIDER)
+    np.testing.assert_array_equal(got.astype(int), 1 - wanted)
+    heads = feed(helper_of("mask_4d", ("b", 3, "q", width), dtype), WIDER)
+    np.testing.assert_array_equal(heads.astype(int), np.repeat(wanted, 3, axis=1))
+    rank_3 = feed(helper_of("mask_4d", ("b", "q", width), dtype), WIDER)
+    np.testing.assert_array_equal(rank_3.astype(int), wanted[:, 0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("kind", ["mask_2d", "mask_4d"])
+def test_an_additive_mask_is_the_lowest_number_where_nothing_is_seen(kind: Any, dtype: str) -> None:
+    dims = ("b", "k") if kind == "mask_2d" else ("b", 1, "q", "k")
+    got = feed(helper_of(kind, dims, dtype, values="additive"), WIDER)
+    seen = feed(helper_of(kind, dims, "bool"), WIDER)
+    lowest = {
+        "float32": -(2 - 2**-23) * 2.0**127,
+        "float16": -65504,
+        "bfloat16": -(2 - 2**-7) * 2.0**127,
+    }
+    assert got.dtype.name == dtype
+    np.testing.assert_array_equal(got.astype(float), np.where(seen, 0.0, lowest[dtype]))
+
+
+def test_a_window_ends_before_what_is_too_far_back() -> None:
+    run = Run([4], 4, 2, (KeyAxis(6, 4, "end", 2),))
+    got = feed(helper_of("mask_4d", (1, 1, "q", "k")), run)
+    np.testing.assert_array_equal(got[0, 0], [[0, 0, 1, 1, 1, 0], [0, 0, 0, 1, 1, 1]])
+
+
+@pytest.mark.parametrize(
+    ("dims", "wanted"),
+    [
+        (("q",), [3, 4, 1, 2]),
+        ((3, "b", "q"), [[[3, 4], [1, 2]]] * 3),
+        ((4, "b", "q"), [[[3, 4], [1, 2]]] * 4),
+        (("b", "q", 3), [[[3] * 3, [4] * 3], [[1] * 3, [2] * 3]]),
+    ],
+)
+def test_positions_flat_and_for_each_section(dims: tuple[Any, ...], wanted: Any) -> None:
+    got = feed(helper_of("positions", dims), WIDER)
+    np.testing.assert_array_equal(got, wanted)
+    assert got.flags.c_contiguous
+
+
+@pytest.mark.parametrize(
+    ("dims", "run", "wanted"),
+    [
+        (("b", "q"), WIDER, [[3, 4], [3, 4]]),
+        (("b", "q"), run_of((3, 1), 2, "start"), [[3, 4], [1, 2]]),
+        ((), run_of((3, 3), 1, "end"), 3),
+    ],
+)
+def test_a_place_in_the_cache_for_each_row(dims: tuple[Any, ...], run: Run, wanted: Any) -> None:
+    np.testing.assert_array_equal(feed(helper_of("cache_position", dims), run), wanted)
+
+
+@pytest.mark.parametrize(("kind", "wanted"), [("past_length", [3]), ("total_length", [5])])
+def test_a_length_of_one_place_is_the_longest_rows(kind: Any, wanted: list[int]) -> None:
+    np.testing.assert_array_equal(feed(helper_of(kind, (1,)), WIDER), wanted)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dims", "wanted"),
+    [
+        ("beam_indices", ("b",), [0, 1]),
+        ("beam_indices", ("b", 1, 7), np.zeros((2, 1, 7))),
+        ("beam_indices", ("b", "beams", "k"), np.zeros((2, 1, 8))),
+        ("token_types", ("b", "q"), [[0, 0], [0, 0]]),
+        ("zeros", ("a", 3), [[0, 0, 0]]),
+        ("zeros", (), 0),
+    ],
+)
+def test_safe_defaults(kind: Any, dims: tuple[Any, ...], wanted: Any) -> None:
+    got = feed(helper_of(kind, dims, "int32"), WIDER)
+    np.testing.assert_array_equal(got, np.array(wanted))
+    assert got.shape == np.shape(wanted)
+
+
+def test_a_source_is_fed_with_the_mask_of_its_own_tokens() -> None:
+    states = np.arange(12, dtype=np.float32).reshape(2, 3, 2)
+    run = WIDER._replace(source=Source(states, [3, 1]))
+    got = feed(helper_of("encoder_states", ("b", "s", 2), "float16"), run)
+    np.testing.assert_array_equal(got, states)
+    mask = np.array([[1, 1, 1], [1, 0, 0]])
+    np.testing.assert_array_equal(feed(helper_of("encoder_mask", ("b", "s")), run), mask)
+    got = feed(helper_of("encoder_mask", ("b", 1, 1, "s"), "float32", values="additive"), run)
+    np.testing.assert_array_equal(got == 0, mask[:, None, None] == 1)
+    with pytest.raises(InvalidRequest, match="Run the model's encoder first"):
+        feed(helper_of("encoder_mask", ("b", "s")), WIDER)
+
+
+@pytest.mark.parametrize(
+    ("helper", "message"),
+    [
+        (helper_of("positions", ("b", 2, "q")), r"dims \['b', 2, 'q'\]"),
+        (helper_of("mask_4d", ("q", "k")), r"dims \['q', 'k'\]"),
+        (helper_of("mask_2d", ("b", "k"), "int32", values="additive"), "expected floats"),
+    ],
+)
+def test_what_has_no_safe_value_is_refused(helper: HelperInput, message: str) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        feed(helper, WIDER)

@@ -342,8 +342,18 @@ def test_an_input_that_the_graph_does_not_use_gets_zeros_visibly() -> None:
     assert kinds == {MASK: "mask_2d", "lora_scale": "zeros"}
 
 
-@pytest.mark.parametrize("dims", [None, ["batch", "h", "past_len", "d"], ["batch", 2, 0, 4]])
-def test_a_cache_of_unknown_rank_or_head_size_is_refused(dims: list | None) -> None:
+def test_head_sizes_that_no_dim_states_are_those_of_the_new_tokens() -> None:
+    model = decoder(Design(num_layers=1))
+    for values, name in ((model.graph.input, KEY_0), (model.graph.output, PRESENT_0)):
+        drop(values, name)
+        dims = ["batch", "h", "past_len", "d"]
+        values.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, dims))
+    key = next(entry for entry in schema_of(model).entries if entry.role == "key")
+    assert (key.layout, key.num_kv_heads, key.head_dim) == ("BHSD", 2, 4)
+
+
+@pytest.mark.parametrize("dims", [None, ["batch", 2, 0, 4]])
+def test_a_cache_of_unknown_rank_or_fixed_length_is_refused(dims: list | None) -> None:
     """A sequence axis of a fixed size cannot hold the tokens to come."""  # hostile 28
     model = decoder(Design(num_layers=1))
     for values, name in ((model.graph.input, KEY_0), (model.graph.output, PRESENT_0)):

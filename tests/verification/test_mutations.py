@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -17,10 +17,9 @@ from ortkv.errors import OrtkvError
 from ortkv.loading import load_model
 from ortkv.proof import verify_graph
 from ortkv.proof.comparing import tolerance_of
-from ortkv.schema import HelperKind
 
 from graphs import Design, decoder
-from verification.mutants import drawn
+from verification.mutants import TOLD_APART, drawn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -116,7 +115,7 @@ def is_rejected(mutant: LoadedGraph) -> bool:
 
 def with_one_helper_of_another_kind(schema: CacheSchema) -> Iterator[CacheSchema]:
     for i, helper in enumerate(schema.helpers):
-        for kind in get_args(HelperKind):
+        for kind in TOLD_APART:
             if kind != helper.kind:
                 helpers = list(schema.helpers)
                 helpers[i] = replace(helper, kind=kind)
