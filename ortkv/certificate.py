@@ -134,7 +134,8 @@ def _proved(loaded: Loaded, kept: Certificate | None) -> QuickReport:
 def _identity(loaded: Loaded) -> dict[str, Any]:
     """All that a certificate depends on, as JSON."""
     graph = loaded.model.graph
-    files = [loaded.folder.graph, *([loaded.folder.prefill] if loaded.folder.prefill else [])]
+    folder = loaded.folder
+    files = [path for path in (folder.graph, folder.prefill, folder.embedding) if path is not None]
     schemas = [graph.schema, *([graph.prefill.schema] if graph.prefill else [])]
     return {
         "graphs": [_hash_of(path) for path in files],

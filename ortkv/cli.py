@@ -43,6 +43,10 @@ ProviderName = Annotated[
 Threads = Annotated[
     int | None, _option("--threads", min=1, help="Threads; default: every core allowed.")
 ]
+Precision = Annotated[
+    str | None,
+    _option("--precision", help="Which of a folder's graphs: q4 for model_q4.onnx, and so on."),
+]
 Seed = Annotated[int | None, _option(help="Seed of the random numbers that --do-sample draws.")]
 Json = Annotated[bool, _option("--json", help="One JSON document on stdout.")]
 KvMapFile = Annotated[
@@ -186,6 +190,7 @@ def generate(  # noqa: PLR0913
     echo: Annotated[bool, _option("--echo", help="Print the prompt too.")] = False,
     stats: Annotated[bool, _option("--stats", help="Timings on stderr at the end.")] = False,
     provider: ProviderName = "cpu",
+    precision: Precision = None,
     threads: Threads = None,
     kv_map: KvMapFile = None,
     debug: Debug = False,
@@ -195,7 +200,9 @@ def generate(  # noqa: PLR0913
     from ortkv.generator import Generator
 
     text = _text_on_stdin() if prompt is None else prompt
-    generator = Generator(path, provider=provider, threads=threads, kv_map=kv_map)
+    generator = Generator(
+        path, provider=provider, threads=threads, precision=precision, kv_map=kv_map
+    )
     _say_provider(provider, generator.provider)
     start = time.perf_counter()
     sequence = generator.start(text)
@@ -216,12 +223,13 @@ def generate(  # noqa: PLR0913
 @app.command()
 @_reported
 @_takes_settings
-def chat(
+def chat(  # noqa: PLR0913
     path: Model,
     system: Annotated[str | None, _option(help="System message.")] = None,
     *,
     settings: dict[str, Any],
     provider: ProviderName = "cpu",
+    precision: Precision = None,
     threads: Threads = None,
     kv_map: KvMapFile = None,
     debug: Debug = False,
@@ -230,7 +238,9 @@ def chat(
     del debug
     from ortkv.generator import Generator
 
-    generator = Generator(path, provider=provider, threads=threads, kv_map=kv_map)
+    generator = Generator(
+        path, provider=provider, threads=threads, precision=precision, kv_map=kv_map
+    )
     generator.defaults.updated(**settings)
     opening = [{"role": "system", "content": system}] if system else []
     generator.text.encode_chat([*opening, {"role": "user", "content": "Hello"}])
@@ -258,6 +268,7 @@ def inspect(
     explain: Annotated[
         bool, _option("--explain", help="Show what in the graph is behind each entry.")
     ] = False,
+    precision: Precision = None,
     kv_map: KvMapFile = None,
     json: Json = False,
     debug: Debug = False,
@@ -268,9 +279,9 @@ def inspect(
     from ortkv.loading import inspect_explained
 
     if not explain:
-        schema, explanations = read_schema(path, kv_map=kv_map), []
+        schema, explanations = read_schema(path, precision=precision, kv_map=kv_map), []
     else:
-        schema, explanations = inspect_explained(path, kv_map=kv_map)
+        schema, explanations = inspect_explained(path, precision=precision, kv_map=kv_map)
     if json:
         shown = {"explain": [e.to_dict() for e in explanations]} if explain else {}
         _print_json(schema.to_dict() | shown)
@@ -282,9 +293,10 @@ def inspect(
 
 @app.command()
 @_reported
-def verify(
+def verify(  # noqa: PLR0913
     path: Model,
     provider: ProviderName = "cpu",
+    precision: Precision = None,
     threads: Threads = None,
     seed: Seed = 0,
     kv_map: KvMapFile = None,
@@ -295,7 +307,14 @@ def verify(
     del debug
     from ortkv.verification import verify as prove
 
-    report = prove(path, provider=provider, threads=threads, seed=seed or 0, kv_map=kv_map)
+    report = prove(
+        path,
+        provider=provider,
+        threads=threads,
+        precision=precision,
+        seed=seed or 0,
+        kv_map=kv_map,
+    )
     if json:
         _print_json(report.to_dict())
     else:

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ortkv.binding import Binding, EmbeddingGraph
-from ortkv.cache import Cache
+from ortkv.encoder import cache_over
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from ortkv.cache import Cache
+    from ortkv.encoder import Encoded, EncoderGraph
     from ortkv.runtime import Device, Session
     from ortkv.schema import CacheSchema
 
@@ -38,7 +40,9 @@ class PrefillGraph:
 class LoadedGraph:
     """What every decoder of one model shares.
 
-    ``embedding``: makes embeddings of token ids, where ``schema.embeds``.
+    ``embedding``: makes embeddings of token ids, where ``schema.embeds``. ``encoder``: makes what
+    cross-attention looks at. ``probes``: what it looks at, row by row, in caches that nobody else
+    made: a proof's own.
     """
 
     session: Session
@@ -46,6 +50,16 @@ class LoadedGraph:
     device: Device
     prefill: PrefillGraph | None = None
     embedding: EmbeddingGraph | None = None
+    encoder: EncoderGraph | None = None
+    probes: tuple[Encoded, ...] = ()
+
+    def new_cache(self, encoded: Encoded | None = None) -> Cache:
+        """An empty cache of one row, over what was encoded for it."""
+        return cache_over(self.schema, self.device, encoded)
+
+    def probe_cache(self, row: int = 0) -> Cache:
+        """As ``new_cache``, over the probe of this row, if there are any."""
+        return self.new_cache(self.probes[row % len(self.probes)] if self.probes else None)
 
     def first(self) -> PrefillGraph | None:
         """The graph of first runs, where these bind other tensors than later ones do."""
@@ -59,7 +73,7 @@ class Decoder:
 
     def __init__(self, graph: LoadedGraph, cache: Cache | None = None) -> None:
         self.graph = graph
-        self.cache = cache or Cache(graph.schema, graph.device)
+        self.cache = cache or graph.probe_cache()
         self._binding = self._bound(graph.session, graph.schema)
         first = graph.first()
         self._first = self._binding if first is None else self._bound(first.session, first.schema)

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from ortkv.errors import ConfigError, InvalidRequest
 
@@ -26,7 +26,9 @@ class GenerationConfig:
     stop_strings: text that ends generation; it is not part of the result.
     temperature > 0, top_k >= 0 (0: off), 0 < top_p <= 1, 0 <= min_p <= 1, 0 < typical_p <= 1,
     repetition_penalty > 0, no_repeat_ngram_size >= 0 (0: off).
-    suppress_tokens: ids that are never chosen.
+    suppress_tokens: ids that are never chosen; begin_suppress_tokens: never as the first one.
+    forced_bos_token_id: the token after the one that a sequence starts from.
+    forced_decoder_ids: pairs of a place in the sequence and the token that is put there.
     seed: of the sequence's random numbers; None keeps those that it has, which are
     unpredictable at its start.
 
@@ -44,6 +46,9 @@ class GenerationConfig:
     repetition_penalty: float = 1.0
     no_repeat_ngram_size: int = 0
     suppress_tokens: tuple[int, ...] = ()
+    begin_suppress_tokens: tuple[int, ...] = ()
+    forced_bos_token_id: int | None = None
+    forced_decoder_ids: tuple[tuple[int, int], ...] = ()
     eos_token_id: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
     seed: int | None = None
@@ -58,9 +63,12 @@ class GenerationConfig:
             _check_integer("seed", self.seed, 0, MAX_SEED)
         for name in _PLURALS:
             _check_tuple(name, getattr(self, name))
-        for name in ("suppress_tokens", "eos_token_id"):
+        for name in ("suppress_tokens", "begin_suppress_tokens", "eos_token_id"):
             for token in getattr(self, name):
                 _check_integer(name, token, 0, 2**31 - 1)
+        if self.forced_bos_token_id is not None:
+            _check_integer("forced_bos_token_id", self.forced_bos_token_id, 0, 2**31 - 1)
+        _check_pairs("forced_decoder_ids", self.forced_decoder_ids)
         _check_stop_strings(self.stop_strings)
 
     def updated(self, **changes: Any) -> GenerationConfig:
@@ -77,8 +85,20 @@ class GenerationConfig:
             )
         return replace(self, **{name: _plural(name, v) for name, v in changes.items()})
 
+    def forced_token(self, place: int) -> int | None:
+        """The token that a sequence must have at a place, counted from 0; None where it is free."""
+        if place == 1 and self.forced_bos_token_id is not None:
+            return int(self.forced_bos_token_id)
+        return next((token for at, token in self.forced_decoder_ids if at == place), None)
 
-_PLURALS = ("eos_token_id", "suppress_tokens", "stop_strings")
+
+_PLURALS = (
+    "eos_token_id",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "forced_decoder_ids",
+    "stop_strings",
+)
 _INTEGER_RANGES = (
     ("max_new_tokens", 0, 2**31 - 1),
     ("min_new_tokens", 0, 2**31 - 1),
@@ -108,9 +128,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "sequence_bias": (None,),
     "bad_words_ids": (None,),
     "force_words_ids": (None,),
-    "forced_bos_token_id": (None,),
     "forced_eos_token_id": (None,),
-    "begin_suppress_tokens": (None,),
     "exponential_decay_length_penalty": (None,),
     "watermarking_config": (None,),
 }
@@ -148,8 +166,34 @@ def _plural(name: str, value: Any) -> Any:
         return value
     if value is None:
         return ()
+    if name == "forced_decoder_ids":
+        return _pairs(value)
     one = isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable)
     return (value,) if one else tuple(cast("Iterable[Any]", value))
+
+
+def _pairs(value: Any) -> Any:
+    """Lists of two as tuples; a place with no token (Whisper's language) is left free."""
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
+        return cast("Any", value)
+    rows = [_as_tuple(row) for row in cast("Iterable[Any]", value)]
+    return tuple(row for row in rows if not (_is_pair(row) and row[1] is None))
+
+
+def _as_tuple(row: Any) -> Any:
+    return tuple(cast("list[Any]", row)) if isinstance(row, list) else row
+
+
+def _is_pair(row: object) -> TypeGuard[tuple[Any, Any]]:
+    return isinstance(row, tuple) and len(cast("tuple[Any, ...]", row)) == 2
+
+
+def _check_pairs(name: str, rows: tuple[object, ...]) -> None:
+    for row in rows:
+        if not _is_pair(row):
+            raise InvalidRequest(f"{name} has {_shown(row)}: expected pairs of place and token id.")
+        for number in row:
+            _check_integer(name, number, 0, 2**31 - 1)
 
 
 def _check_tuple(name: str, value: object) -> None:

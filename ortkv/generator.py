@@ -9,7 +9,7 @@ import numpy as np
 from ortkv.certificate import certified
 from ortkv.errors import InvalidRequest
 from ortkv.loading import load
-from ortkv.sequence import SequenceState, decode
+from ortkv.sequence import decode, start_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ortkv.loading import MapSource
     from ortkv.runtime import Provider
     from ortkv.schema import CacheSchema
+    from ortkv.sequence import SequenceState, SourceInput
     from ortkv.text import Text
 
 
@@ -31,12 +32,17 @@ class Generator:
     path: a folder, an .onnx file, or the id of a hub repository.
     provider: 'cpu', 'cuda', 'cuda:N', 'auto', or onnxruntime's own list of providers.
     threads: onnxruntime's; None takes every core the process may use.
+    precision: which of a folder's graphs, by the end of its name: 'q4' for model_q4.onnx. None
+    takes the one without, or the only one.
     kv_map: what cannot be derived of the cache, as a JSON file or a dict (docs/kv_map.md); by
     default what the folder's ortkv.json has under "kv_map".
     certify: prove the cache by a few runs, once a graph and provider (see ``ortkv.certificate``).
 
     Settings of ``generate``, ``generate_ids`` and ``stream`` have the names and meanings of
     ``ortkv.GenerationConfig``; the model's generation_config.json gives their defaults.
+
+    A model with an encoder reads prompts with it (its source: text, token ids, or an array of
+    features [size, frames]), and its decoder's tokens are what is generated.
 
     Raises: OrtkvError; see ``ortkv.errors`` for the kinds.
     """
@@ -47,11 +53,14 @@ class Generator:
         *,
         provider: Provider = "cpu",
         threads: int | None = None,
+        precision: str | None = None,
         certify: bool = True,
         kv_map: MapSource | None = None,
     ) -> None:
-        loaded = load(path, provider=provider, threads=threads, kv_map=kv_map)
+        loaded = load(path, provider=provider, threads=threads, precision=precision, kv_map=kv_map)
         self._model = loaded.model
+        if self._model.takes_source:
+            self._model.require_encoder()
         self._certificate = certified(loaded) if certify else None
 
     @property
@@ -84,23 +93,38 @@ class Generator:
         """The most tokens a sequence may have; None where the model does not say."""
         return self._model.context_length
 
-    def start(self, prompt: str | Sequence[int]) -> SequenceState:
-        """A new sequence after prefill of text or token ids."""
-        return SequenceState(self._model).extend(prompt)
+    def start(self, prompt: SourceInput, source: SourceInput | None = None) -> SequenceState:
+        """A new sequence after prefill of text or token ids.
+
+        source: what the encoder reads, for a model that has one; ``prompt`` is then the decoder's,
+        text after the token that it starts from, ids as they are. Without a source ``prompt`` is
+        it, and the decoder starts from that token alone.
+        """
+        return start_sequence(self._model, prompt, source)
 
     @overload
-    def generate(self, prompt: str, **settings: object) -> str: ...
+    def generate(self, prompt: str | NDArray[Any], **settings: object) -> str: ...
     @overload
-    def generate(self, prompt: list[str], **settings: object) -> list[str]: ...
-    def generate(self, prompt: str | list[str], **settings: object) -> str | list[str]:
-        """The continuation of a prompt, or of each of several run together."""
+    def generate(self, prompt: list[str] | list[NDArray[Any]], **settings: object) -> list[str]: ...
+    def generate(
+        self, prompt: str | NDArray[Any] | list[str] | list[NDArray[Any]], **settings: object
+    ) -> str | list[str]:
+        """The continuation of a prompt, or of each of several run together.
+
+        With an encoder: what the decoder makes of a source, text or features.
+        """
         config = self.defaults.updated(**settings)
-        if isinstance(prompt, str):
+        if isinstance(prompt, str | np.ndarray):
             return self._generate([prompt], config)[0]
         return self._generate(_checked_rows(prompt, "such as ['One', 'Two']"), config)
 
-    def generate_ids(self, prompts: Sequence[Sequence[int]], **settings: object) -> list[list[int]]:
-        """New token ids for each of several prompts run together; needs no tokenizer."""
+    def generate_ids(
+        self, prompts: Sequence[Sequence[int]] | Sequence[NDArray[Any]], **settings: object
+    ) -> list[list[int]]:
+        """New token ids for each of several prompts run together; needs no tokenizer.
+
+        With an encoder: each prompt is a source, and the ids are the decoder's after its start.
+        """
         config = self.defaults.updated(**settings)
         sequences = [
             self.start(prompt) for prompt in _checked_rows(prompts, "such as [[1, 2], [3]]")
@@ -110,7 +134,7 @@ class Generator:
             pass
         return [s.tokens[n:] for s, n in zip(sequences, before, strict=True)]
 
-    def stream(self, prompt: str, **settings: object) -> Iterator[str]:
+    def stream(self, prompt: str | NDArray[Any], **settings: object) -> Iterator[str]:
         """As ``generate``, in pieces as they are generated, each of whole characters."""
         config = self.defaults.updated(**settings)
         sequence = self.start(prompt)
@@ -120,7 +144,9 @@ class Generator:
         schema = self.schema
         return f"Generator({schema.num_layers} layers, {self.provider}, {schema.logits_dtype})"
 
-    def _generate(self, prompts: Sequence[str], config: GenerationConfig) -> list[str]:
+    def _generate(
+        self, prompts: Sequence[str | NDArray[Any]], config: GenerationConfig
+    ) -> list[str]:
         sequences = [self.start(prompt) for prompt in prompts]
         texts = [""] * len(sequences)
         for emitted in decode(sequences, config, text=True):

@@ -8,11 +8,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ortkv import generation_config
+from ortkv.binding import EmbeddingGraph
 from ortkv.decoder import LoadedGraph, PrefillGraph
-from ortkv.errors import TokenizerMissing, UnsupportedModel
+from ortkv.encoder import EncoderGraph
+from ortkv.errors import ConfigError, TokenizerMissing, UnsupportedModel
 from ortkv.folder import open_folder, read_json
 from ortkv.runtime import open_model
-from ortkv.schema import derive, derive_prefill, read_map
+from ortkv.schema import (
+    derive,
+    derive_embedding,
+    derive_encoder,
+    derive_prefill,
+    read_map,
+    takes_source,
+)
 from ortkv.schema.explain import explain
 from ortkv.schema.stated import NOTHING
 from ortkv.sequence import LoadedModel
@@ -20,11 +29,14 @@ from ortkv.signature import read_model, signature_of
 from ortkv.weights import check_external_data
 
 if TYPE_CHECKING:
+    from onnx import ModelProto
+
     from ortkv.folder import ModelFolder
     from ortkv.generation_config import GenerationConfig
-    from ortkv.runtime import Provider
+    from ortkv.runtime import OpenModel, Provider
     from ortkv.schema import CacheSchema, KvMap
     from ortkv.schema.explain import Explanation
+    from ortkv.signature import TensorSpec
     from ortkv.text import Text
 
 
@@ -33,21 +45,22 @@ MapSource = str | Path | dict[str, Any]
 _MANIFEST = "ortkv.json"
 
 
-def inspect(path: str | Path, *, kv_map: MapSource | None = None) -> CacheSchema:
+def inspect(
+    path: str | Path, *, precision: str | None = None, kv_map: MapSource | None = None
+) -> CacheSchema:
     """The cache schema of a folder, an .onnx file or a hub id; loads no weights, no session.
 
-    kv_map: what is stated of the cache (docs/kv_map.md); by default that in the folder's
-    ortkv.json.
+    precision, kv_map: as ``Generator``'s.
     """
-    folder = open_folder(path)
+    folder = open_folder(path, precision=precision)
     return _read(folder, map_of(folder, kv_map))[0]
 
 
 def inspect_explained(
-    path: str | Path, *, kv_map: MapSource | None = None
+    path: str | Path, *, precision: str | None = None, kv_map: MapSource | None = None
 ) -> tuple[CacheSchema, list[Explanation]]:
     """As ``inspect``, with what in the graph shows each entry."""
-    folder = open_folder(path)
+    folder = open_folder(path, precision=precision)
     schema = _read(folder, map_of(folder, kv_map))[0]
     model = read_model(folder.graph)
     return schema, explain(signature_of(model), model, schema)
@@ -83,10 +96,11 @@ def load_model(
     *,
     provider: Provider = "cpu",
     threads: int | None = None,
+    precision: str | None = None,
     kv_map: MapSource | None = None,
 ) -> LoadedModel:
     """A path's graph in a session, with its tokenizer and settings; arguments as Generator's."""
-    return load(path, provider=provider, threads=threads, kv_map=kv_map).model
+    return load(path, provider=provider, threads=threads, precision=precision, kv_map=kv_map).model
 
 
 def load(
@@ -94,13 +108,28 @@ def load(
     *,
     provider: Provider = "cpu",
     threads: int | None = None,
+    precision: str | None = None,
     kv_map: MapSource | None = None,
 ) -> Loaded:
     """As ``load_model``, with the files that the model is made of and the time that it took."""
-    folder = open_folder(path)
+    folder = open_folder(path, precision=precision)
     start = time.perf_counter()
     stated = map_of(folder, kv_map)
     schema, weights = _read(folder, stated)
+    _check_sizes(schema, folder)
+    opened = _Opener(provider=provider, threads=threads, weights=weights)
+    model = LoadedModel(
+        graph=_graph_of(folder, schema, opened, stated),
+        text=_text_of(folder, schema),
+        defaults=_defaults_of(folder),
+        context_length=folder.context_length,
+        decoder_start=_decoder_start_of(folder, schema) if takes_source(schema) else None,
+    )
+    seconds = time.perf_counter() - start
+    return Loaded(model=model, folder=folder, weights=tuple(weights), seconds=seconds)
+
+
+def _check_sizes(schema: CacheSchema, folder: ModelFolder) -> None:
     if schema.fixed_batch not in (None, 1):
         raise UnsupportedModel(
             f"{folder.graph} takes exactly {schema.fixed_batch} rows a run: expected a "
@@ -111,23 +140,75 @@ def load(
             f"{folder.graph} takes exactly {schema.fixed_query_len} new tokens a run: expected one "
             "or any number. Export it with a dynamic sequence axis."
         )
-    opened = open_model(folder.graph, provider=provider, threads=threads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Opener:
+    """Opens every graph of a model alike. ``weights`` grows by their external data's files."""
+
+    provider: Provider
+    threads: int | None
+    weights: list[Path]
+
+    def session(self, path: Path) -> OpenModel:
+        return open_model(path, provider=self.provider, threads=self.threads)
+
+    def read(self, path: Path) -> ModelProto:
+        """A graph beside the decoder, without its weights, whose files are checked."""
+        model = read_model(path)
+        self.weights.extend(check_external_data(model, path))
+        return model
+
+
+def _graph_of(
+    folder: ModelFolder, schema: CacheSchema, opened: _Opener, stated: KvMap
+) -> LoadedGraph:
+    steps = opened.session(folder.graph)
     prefill = None
     if folder.prefill is not None:
-        first = open_model(folder.prefill, provider=provider, threads=threads)
-        prefill_schema, more_weights = _read_prefill(folder.prefill, schema, stated)
-        prefill = PrefillGraph(session=first.session, schema=prefill_schema)
-        weights += more_weights
-    model = LoadedModel(
-        graph=LoadedGraph(
-            session=opened.session, schema=schema, device=opened.device, prefill=prefill
-        ),
-        text=_text_of(folder, schema),
-        defaults=_defaults_of(folder),
-        context_length=folder.context_length,
+        session = opened.session(folder.prefill).session
+        model = opened.read(folder.prefill)
+        first = derive_prefill(signature_of(model), model, schema, stated)
+        prefill = PrefillGraph(session=session, schema=first)
+    return LoadedGraph(
+        session=steps.session,
+        schema=schema,
+        device=steps.device,
+        prefill=prefill,
+        embedding=_embedding_of(folder, schema, opened),
+        encoder=_encoder_of(folder, schema, prefill, opened),
     )
-    seconds = time.perf_counter() - start
-    return Loaded(model=model, folder=folder, weights=tuple(weights), seconds=seconds)
+
+
+def _embedding_of(
+    folder: ModelFolder, schema: CacheSchema, opened: _Opener
+) -> EmbeddingGraph | None:
+    """None where the decoder takes token ids, and where there is none to be had."""
+    if folder.embedding is None or not schema.embeds:
+        return None
+    model = opened.read(folder.embedding)
+    width = next(s.dims[-1] for s in _inputs_of(folder.graph) if s.name == schema.tokens and s.dims)
+    found = derive_embedding(signature_of(model), width)
+    session = opened.session(folder.embedding).session
+    return EmbeddingGraph(
+        session=session, ids=found.ids, embeds=found.embeds, ids_dtype=found.ids_dtype
+    )
+
+
+def _encoder_of(
+    folder: ModelFolder, schema: CacheSchema, prefill: PrefillGraph | None, opened: _Opener
+) -> EncoderGraph | None:
+    """None where the decoder takes no source, and where there is none to be had."""
+    if folder.encoder is None or not takes_source(schema):
+        return None
+    model = opened.read(folder.encoder)
+    first = None if prefill is None else prefill.schema
+    found = derive_encoder(signature_of(model), model, schema, first)
+    return EncoderGraph(session=opened.session(folder.encoder).session, schema=found)
+
+
+def _inputs_of(path: Path) -> tuple[TensorSpec, ...]:
+    return tuple(signature_of(read_model(path)).inputs)
 
 
 def _read(folder: ModelFolder, stated: KvMap) -> tuple[CacheSchema, list[Path]]:
@@ -135,12 +216,6 @@ def _read(folder: ModelFolder, stated: KvMap) -> tuple[CacheSchema, list[Path]]:
     model = read_model(folder.graph)
     weights = check_external_data(model, folder.graph)
     return derive(signature_of(model), model, stated), weights
-
-
-def _read_prefill(path: Path, steps: CacheSchema, stated: KvMap) -> tuple[CacheSchema, list[Path]]:
-    model = read_model(path)
-    weights = check_external_data(model, path)
-    return derive_prefill(signature_of(model), model, steps, stated), weights
 
 
 def _text_of(folder: ModelFolder, schema: CacheSchema) -> Text | TokenizerMissing:
@@ -161,6 +236,18 @@ def _text_of(folder: ModelFolder, schema: CacheSchema) -> Text | TokenizerMissin
 
 def _defaults_of(folder: ModelFolder) -> GenerationConfig:
     stated = folder.json("generation_config.json")
-    if stated.get("eos_token_id") is None:
-        stated = {**stated, "eos_token_id": folder.json("config.json").get("eos_token_id")}
-    return generation_config.from_file(stated)
+    ends = {"eos_token_id": folder.special_token("eos_token_id")}
+    return generation_config.from_file({**stated, **ends})
+
+
+def _decoder_start_of(folder: ModelFolder, schema: CacheSchema) -> int | None:
+    """The token a decoder starts from; transformers takes BOS where none is stated."""
+    found = folder.special_token("decoder_start_token_id")
+    found = folder.special_token("bos_token_id") if found is None else found
+    width = schema.vocab_size
+    if found is None or (type(found) is int and 0 <= found < (width or 2**31)):
+        return found
+    raise ConfigError(
+        f"decoder_start_token_id is {found!r}: expected one token id from 0 to "
+        f"{(width or 2**31) - 1}. Correct the model's JSON."
+    )

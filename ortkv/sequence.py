@@ -9,16 +9,24 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import TYPE_CHECKING, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import numpy as np
 
 from ortkv.cache import Cache
 from ortkv.decoder import Decoder
-from ortkv.errors import ContextLengthExceeded, InvalidRequest, OrtkvError, TokenizerMissing
+from ortkv.encoder import encode
+from ortkv.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    OrtkvError,
+    TokenizerMissing,
+    UnsupportedModel,
+)
 from ortkv.sampling import choose
+from ortkv.schema import takes_source
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -26,18 +34,67 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ortkv.decoder import LoadedGraph
+    from ortkv.encoder import Encoded, EncoderGraph
     from ortkv.generation_config import GenerationConfig
     from ortkv.text import Text, TextStream
+
+    SourceInput = str | Sequence[int] | NDArray[Any]
+    """What an encoder reads: text, token ids, or features [size, frames] of floats."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """What every sequence of one model shares. ``text`` is an error where there is no tokenizer."""
+    """What every sequence of one model shares. ``text`` is an error where there is no tokenizer.
+
+    ``decoder_start``: the token that a decoder with an encoder starts from, where it is stated.
+    """
 
     graph: LoadedGraph
     text: Text | TokenizerMissing
     defaults: GenerationConfig
     context_length: int | None
+    decoder_start: int | None = None
+
+    @property
+    def takes_source(self) -> bool:
+        """Whether the decoder looks at an encoder's output."""
+        return takes_source(self.graph.schema)
+
+    def require_encoder(self) -> EncoderGraph:
+        """The encoder's graph.   Raises: UnsupportedModel where the folder has none."""
+        if self.graph.encoder is None:
+            of_encoder = ("encoder_states", "encoder_mask")
+            helpers = [h.name for h in self.graph.schema.helpers if h.kind in of_encoder]
+            pasts = [e.past for e in self.graph.schema.entries if e.update == "constant"]
+            raise UnsupportedModel(
+                f"the decoder takes {', '.join(map(str, [*helpers, *pasts][:2]))}, which an "
+                "encoder makes, and there is none: expected encoder_model.onnx (or encoder.onnx) "
+                "beside the decoder. Export the model with its encoder."
+            )
+        return self.graph.encoder
+
+    def require_decoder_start(self) -> int:
+        """The token a decoder starts from.   Raises: InvalidRequest where the model says none."""
+        if self.decoder_start is None:
+            raise InvalidRequest(
+                "the model's JSON has no decoder_start_token_id: expected one in "
+                "generation_config.json or config.json. Add it, or start the decoder yourself: "
+                "start(decoder_ids, source=...)."
+            )
+        return self.decoder_start
+
+    def encoded(self, source: SourceInput) -> Encoded:
+        """What the encoder makes of one source.
+
+        Raises: InvalidRequest where it does not take it; UnsupportedModel without an encoder.
+        """
+        encoder = self.require_encoder()
+        if not encoder.schema.takes_features and not isinstance(source, np.ndarray):
+            is_text = isinstance(source, str)
+            source = (
+                self.require_text().encode(source, first=True) if is_text else _token_ids(source)
+            )
+        return encode(encoder, cast("NDArray[Any]", source), self.graph.schema.entries)
 
     def require_text(self) -> Text:
         """The tokenizer.   Raises: TokenizerMissing."""
@@ -57,11 +114,21 @@ class Emitted:
 
 
 class SequenceState:
-    """One sequence: its tokens, its cache, its random numbers. Not for two threads at once."""
+    """One sequence: its tokens, its cache, its random numbers. Not for two threads at once.
 
-    def __init__(self, model: LoadedModel, decoder: Decoder | None = None) -> None:
+    With an encoder the tokens are the decoder's, and what was encoded stays the sequence's.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        decoder: Decoder | None = None,
+        *,
+        encoded: Encoded | None = None,
+    ) -> None:
         self._model = model
-        self._decoder = decoder or Decoder(model.graph)
+        self._encoded = encoded
+        self._decoder = decoder or Decoder(model.graph, model.graph.new_cache(encoded))
         self._tokens: list[int] = []
         self._scores: NDArray[np.float32] | None = None
         self._random = np.random.default_rng()
@@ -172,7 +239,7 @@ class SequenceState:
 
     def fork(self) -> SequenceState:
         """An independent twin: same tokens, cache and random numbers to come."""
-        twin = SequenceState(self._model, self._decoder.fork())
+        twin = SequenceState(self._model, self._decoder.fork(), encoded=self._encoded)
         twin._tokens = list(self._tokens)
         twin._scores = None if self._scores is None else self._scores.copy()
         twin._random = copy.deepcopy(self._random)
@@ -209,8 +276,16 @@ class SequenceState:
     def add_choice(
         self, scores: NDArray[np.float32], num_new: int, config: GenerationConfig
     ) -> int:
-        """Choose the next token by its scores [vocab_size] and add it."""
-        token = choose(scores, self._tokens, num_new, config, self._random)
+        """Choose the next token by its scores [vocab_size] and add it; or that which is forced."""
+        length = len(self._tokens)
+        token = config.forced_token(length)
+        if token is None:
+            earlier = range(length - num_new, length)
+            if all(config.forced_token(place) is not None for place in earlier):
+                suppressed = config.suppress_tokens + config.begin_suppress_tokens
+                config = replace(config, suppress_tokens=suppressed)
+            token = choose(scores, self._tokens, num_new, config, self._random)
+        self._check_known([token])
         self._append([token])
         return token
 
@@ -239,7 +314,11 @@ class SequenceState:
         schema = self._model.graph.schema
         if schema.fixed_batch == 1:
             return id(self)
-        return None if schema.takes_ragged_rows else len(self._tokens)
+        if schema.takes_ragged_rows:
+            return None
+        if self._encoded is None or schema.takes_ragged_sources:
+            return len(self._tokens)
+        return len(self._tokens), self._encoded.source_len
 
     def joined(self, sequences: Sequence[SequenceState]) -> Decoder:
         """A decoder over a copy of all their caches, one row each."""
@@ -247,8 +326,12 @@ class SequenceState:
 
     def release(self) -> None:
         """Free the cache's memory; the cache is computed again when the sequence is next used."""
-        old = self._decoder.cache
-        self._decoder = Decoder(self._model.graph, Cache(old.schema, old.device, source=old.source))
+        old, encoded = self._decoder.cache, self._encoded
+        if encoded is None:
+            cache = Cache(old.schema, old.device, source=old.source)
+        else:
+            cache = self._model.graph.new_cache(encoded)
+        self._decoder = Decoder(self._model.graph, cache)
         self._scores = None
 
     def _append(self, new: Sequence[int]) -> None:
@@ -263,16 +346,22 @@ class SequenceState:
             del self._tokens[length:]
 
     def _ids(self, prompt: str | Sequence[int]) -> list[int]:
-        if isinstance(prompt, str):
-            text = self._model.require_text()
-            ids = text.encode(prompt, first=not self._tokens)
-        else:
-            ids = _token_ids(prompt)
+        ids = self._text_ids(prompt) if isinstance(prompt, str) else _token_ids(prompt)
         if not ids and not self._tokens:
             raise InvalidRequest(
                 "the prompt is empty: expected text, or at least one token id. Start with the "
                 "model's BOS token if there is nothing to say."
             )
+        self._check_known(ids)
+        return ids
+
+    def _text_ids(self, prompt: str) -> list[int]:
+        text = self._model.require_text()
+        if self._encoded is None or self._tokens:
+            return text.encode(prompt, first=not self._tokens)
+        return [self._model.require_decoder_start(), *text.encode(prompt, first=False)]
+
+    def _check_known(self, ids: Sequence[int]) -> None:
         width = self._model.graph.schema.vocab_size
         wrong = [i for i in ids if i < 0 or (width is not None and i >= width)]
         if wrong:
@@ -280,7 +369,6 @@ class SequenceState:
                 f"found token ids {wrong[:5]}, which the model does not have: expected ids from 0 "
                 f"to {(width or 2**31) - 1}. Use the model's own tokenizer."
             )
-        return ids
 
     def _check_room(self, new: Sequence[int], num_kept: int) -> None:
         limit = self._model.context_length
@@ -289,6 +377,30 @@ class SequenceState:
                 f"{num_kept + len(new)} tokens, of which {len(new)} are new, do not fit "
                 f"in the model's context of {limit}: shorten the prompt."
             )
+
+
+def start_sequence(
+    model: LoadedModel, prompt: SourceInput, source: SourceInput | None = None
+) -> SequenceState:
+    """A new sequence after prefill.
+
+    source: what the encoder reads; ``prompt`` is then the decoder's, text after the token it
+    starts from, ids as they are. Without one, a model with an encoder takes ``prompt`` for it and
+    its decoder starts from that token alone.
+    Raises: InvalidRequest for a source where there is no encoder, and as ``extend``.
+    """
+    if not model.takes_source:
+        if source is not None:
+            raise InvalidRequest(
+                "found a source for a decoder that looks at no encoder's output: expected the "
+                "prompt alone. Put all text into the prompt."
+            )
+        return SequenceState(model).extend(cast("str | Sequence[int]", prompt))
+    if source is None:
+        first = [model.require_decoder_start()]
+        return SequenceState(model, encoded=model.encoded(prompt)).extend(first)
+    sequence = SequenceState(model, encoded=model.encoded(source))
+    return sequence.extend(cast("str | Sequence[int]", prompt))
 
 
 @dataclass(kw_only=True)

@@ -22,6 +22,7 @@ def verify(
     *,
     provider: Provider = "cpu",
     threads: int | None = None,
+    precision: str | None = None,
     seed: int = 0,
     kv_map: MapSource | None = None,
 ) -> VerifyReport:
@@ -31,5 +32,5 @@ def verify(
     """
     if type(seed) is not int or seed < 0:
         raise InvalidRequest(f"seed is {seed!r}: expected an integer, 0 or more.")
-    loaded = load_model(path, provider=provider, threads=threads, kv_map=kv_map)
-    return verify_graph(loaded.graph, seed=seed)
+    model = load_model(path, provider=provider, threads=threads, precision=precision, kv_map=kv_map)
+    return verify_graph(model.graph, seed=seed)

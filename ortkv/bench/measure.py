@@ -12,7 +12,7 @@ from ortkv.bench.machine import environment, peak_rss_bytes, physical_memory_byt
 from ortkv.errors import InvalidRequest
 from ortkv.generation_config import GenerationConfig
 from ortkv.loading import load_model
-from ortkv.sequence import SequenceState, decode
+from ortkv.sequence import decode, start_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -153,7 +153,7 @@ def _run(
     """One prefill and its decode steps. A step is from one row-0 token to the next."""
     config = GenerationConfig(max_new_tokens=workload.new_tokens)
     start = time.perf_counter()
-    sequences = [SequenceState(model).extend(prompt) for prompt in prompts]
+    sequences = [start_sequence(model, prompt) for prompt in prompts]
     times: list[float] = []
     inside: list[float] = []
     for emitted in decode(sequences, config, text=False):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ortkv.decoder import LoadedGraph
     from ortkv.proof.ways import Scored
 
-    FullRun = Callable[[Sequence[int]], NDArray[np.float32]]
+    FullRun = Callable[[Sequence[int], int], NDArray[np.float32]]
 
 RELATIVE_TOLERANCE = {"float32": 2e-5, "float16": 1e-2, "bfloat16": 5e-2}
 """Of the largest logit, by the coarsest dtype on the way. One rounding is 6e-8, 5e-4 or 4e-3;
@@ -36,13 +36,16 @@ one token takes another kernel than several."""
 
 
 def full_runs(graph: LoadedGraph) -> FullRun:
-    """The logits [vocab_size] after some tokens, by one run over an empty cache; remembered."""
+    """The logits [vocab_size] after some tokens, by one run over an empty cache; remembered.
+
+    Its second argument: which of the graph's probes cross-attention looks at.
+    """
     known: dict[tuple[int, ...], NDArray[np.float32]] = {}
 
-    def full(tokens: Sequence[int]) -> NDArray[np.float32]:
-        key = tuple(tokens)
+    def full(tokens: Sequence[int], source: int) -> NDArray[np.float32]:
+        key = (source if graph.probes else 0, *tokens)
         if key not in known:
-            known[key] = Decoder(graph).prefill(tokens).copy()
+            known[key] = Decoder(graph, graph.probe_cache(source)).prefill(tokens).copy()
         return known[key]
 
     return full
@@ -50,7 +53,9 @@ def full_runs(graph: LoadedGraph) -> FullRun:
 
 def compared(way: Scored, full: FullRun) -> Check:
     """A way's logits against full runs over the same tokens."""
-    expected = np.array([full(prefix) for prefix in way.prefixes])
+    sources = way.sources or (0,) * len(way.prefixes)
+    pairs = zip(way.prefixes, sources, strict=True)
+    expected = np.array([full(prefix, source) for prefix, source in pairs])
     same = [int(a.argmax()) == int(b.argmax()) for a, b in zip(way.logits, expected, strict=True)]
     return Check(
         name=way.name,

@@ -12,6 +12,7 @@ import numpy as np
 from ortkv.proof import ways
 from ortkv.proof.comparing import compared, full_runs, tolerance_of
 from ortkv.proof.helper_fit import check_helpers_fit
+from ortkv.proof.probe import with_probes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -63,11 +64,12 @@ def quick_proof(
     Raises: UnsupportedModel for a helper whose kind cannot be that of its input.
     """
     check_helpers_fit(graph.schema)
+    graph = with_probes(graph, seed)
     deadline = time.perf_counter() + budget_s
     random = np.random.default_rng(seed)
     tokens = random.integers(0, graph.schema.vocab_size or 256, PROBE_LEN).tolist()
     full = full_runs(graph)
-    short = full(tokens[:SHORT_PROBE_LEN])
+    short = full(tokens[:SHORT_PROBE_LEN], 0)
     spent = time.perf_counter() - (deadline - budget_s) if math.isfinite(budget_s) else 0.0
     is_short = spent * NUM_RUNS > budget_s or (max_tokens or PROBE_LEN) < PROBE_LEN
     tokens = tokens[:SHORT_PROBE_LEN] if is_short else tokens
@@ -112,20 +114,25 @@ def _ways(graph: LoadedGraph, tokens: list[int]) -> tuple[dict[str, Way], list[s
     if schema.fixed_batch is not None:
         return planned, [*skipped, "equal rows, ragged rows: this graph takes one row a run"]
     equal = [tokens[:half], tokens[half:]]
-    planned["equal rows"] = lambda: _together(graph, "equal rows", equal)
+    other = 1 if schema.takes_ragged_sources else 0
+    planned["equal rows"] = lambda: _together(graph, "equal rows", equal, sources=(0, other))
     if schema.takes_ragged_rows:
         ragged = [tokens[:half], tokens[half : half + 1]]
-        planned["ragged rows"] = lambda: _together(graph, "ragged rows", ragged)
+        planned["ragged rows"] = lambda: _together(graph, "ragged rows", ragged, sources=(0, 1))
     else:
         skipped.append("ragged rows: this graph's rows of unequal length run one after the other")
     return planned, skipped
 
 
-def _together(graph: LoadedGraph, name: str, rows: list[list[int]]) -> ways.Scored:
+def _together(
+    graph: LoadedGraph, name: str, rows: list[list[int]], *, sources: tuple[int, int]
+) -> ways.Scored:
     """Two steps, the last compared: it reads what the one before wrote."""
     first, second = rows[0][0], rows[1][0]
-    scored = ways.together(graph, name, rows, [[first, second], [second, first]])
-    return ways.Scored(name=name, logits=scored.logits[-2:], prefixes=scored.prefixes[-2:])
+    scored = ways.together(graph, name, rows, [[first, second], [second, first]], sources)
+    return ways.Scored(
+        name=name, logits=scored.logits[-2:], prefixes=scored.prefixes[-2:], sources=sources
+    )
 
 
 def _last(way: ways.Scored) -> ways.Scored:

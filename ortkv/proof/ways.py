@@ -20,11 +20,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """Logits [steps, vocab_size] of a way, and the tokens before each."""
+    """Logits [steps, vocab_size] of a way, and the tokens before each.
+
+    ``sources``: which of the graph's probes each looks at; all at the first where it is empty.
+    """
 
     name: str
     logits: NDArray[np.float32]
     prefixes: list[list[int]]
+    sources: tuple[int, ...] = ()
 
 
 def steps(graph: LoadedGraph, tokens: list[int], *, prompt_len: int) -> Scored:
@@ -69,13 +73,17 @@ def appended(graph: LoadedGraph, tokens: list[int], *, prompt_len: int) -> Score
 
 
 def together(
-    graph: LoadedGraph, name: str, rows: Sequence[list[int]], new: Sequence[list[int]]
+    graph: LoadedGraph,
+    name: str,
+    rows: Sequence[list[int]],
+    new: Sequence[list[int]],
+    sources: Sequence[int],
 ) -> Scored:
     """Rows prefilled alone, then stepped in one batch.
 
-    new: one list a step, of one token a row.
+    new: one list a step, of one token a row.   sources: which probe each row looks at.
     """
-    alone = [Decoder(graph) for _ in rows]
+    alone = [Decoder(graph, graph.probe_cache(source)) for source in sources]
     for decoder, row in zip(alone, rows, strict=True):
         decoder.prefill(row)
     batch = Decoder(graph, Cache.joined([decoder.cache for decoder in alone]))
@@ -85,4 +93,9 @@ def together(
         rows = [[*row, token] for row, token in zip(rows, step, strict=True)]
         logits += list(batch.step(step).copy())
         prefixes += rows
-    return Scored(name=name, logits=np.array(logits), prefixes=prefixes)
+    return Scored(
+        name=name,
+        logits=np.array(logits),
+        prefixes=prefixes,
+        sources=tuple(sources) * len(new),
+    )

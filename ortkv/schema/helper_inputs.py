@@ -145,6 +145,8 @@ def helpers_of(
         kind = _kind(spec, uses, tokens) if spec.dtype in _NUMBERS else None
         if kind is None or spec.dims is None:
             continue
+        if kind == "positions" and len(spec.dims) == 1 and _is_per_token(spec, tokens):
+            kind = "cache_position"
         found[spec.name] = HelperInput(
             name=spec.name,
             kind=kind,

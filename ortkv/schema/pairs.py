@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ortkv.errors import UnsupportedModel
 from ortkv.schema import names
-from ortkv.schema.seen import seen
+from ortkv.schema.seen import few, seen
 from ortkv.schema.stated import settle
 
 if TYPE_CHECKING:
@@ -22,11 +22,11 @@ def check_pairs(candidates: Sequence[Candidate], entries: Sequence[CacheEntry]) 
     presents = [entry.present for entry in entries if entry.present is not None]
     places = [(entry.layer, entry.role) for entry in entries]
     if len(set(presents)) < len(presents) or len(set(places)) < len(places):
-        pairs = ", ".join(f"{e.past} -> {e.present} (layer {e.layer} {e.role})" for e in entries)
+        twice = [e for e, place in zip(entries, places, strict=True)
+                 if presents.count(e.present or "") > 1 or places.count(place) > 1]  # fmt: skip
+        pairs = few([f"{e.past} -> {e.present} (layer {e.layer} {e.role})" for e in twice])
         rivals = [
-            {"past": e.past, "present": e.present, "layer": e.layer, "role": e.role}
-            for e, place in zip(entries, places, strict=True)
-            if presents.count(e.present or "") > 1 or places.count(place) > 1
+            {"past": e.past, "present": e.present, "layer": e.layer, "role": e.role} for e in twice
         ]
         raise UnsupportedModel(
             f"the cache is ambiguous, two inputs claim one place: {pairs}. Export again, with one "
@@ -62,10 +62,14 @@ def check_complete(entries: Sequence[CacheEntry], signature: Signature, logits: 
         values = {e.layer for e in entries if e.role == f"{kind}value"}
         if orphans or keys != values:
             raise UnsupportedModel(
-                f"the cache is incomplete: {kind}keys of layers {sorted(keys)}, {kind}values of "
-                f"layers {sorted(values)}, {seen('outputs without a past', orphans)}. Export "
+                f"the cache is incomplete: {kind}keys of layers {_listed(keys)}, {kind}values of "
+                f"layers {_listed(values)}, {seen('outputs without a past', orphans)}. Export "
                 "again, with one past and one present for the key and the value of each layer."
             )
+
+
+def _listed(layers: set[int]) -> str:
+    return f"[{few([str(layer) for layer in sorted(layers)])}]"
 
 
 def _without_present(entries: Sequence[CacheEntry]) -> set[str]:

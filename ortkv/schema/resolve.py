@@ -11,7 +11,7 @@ from ortkv.schema.entries import Candidate, draft
 from ortkv.schema.helper_inputs import FLOATS, INTEGERS, find_tokens, helpers_of, table_of_tokens
 from ortkv.schema.layers import numbered
 from ortkv.schema.pairs import check_complete, check_pairs
-from ortkv.schema.rows import row_alignment, takes_ragged_rows
+from ortkv.schema.rows import row_alignment, takes_ragged_rows, takes_ragged_sources
 from ortkv.schema.seen import seen
 from ortkv.schema.settled import settled_flow, settled_helpers, settled_layers
 from ortkv.schema.sizes import graph_sizes, input_dims
@@ -86,6 +86,7 @@ def derive(signature: Signature, model: onnx.ModelProto, stated: KvMap = NOTHING
         quantized=wiring.has(_QUANTIZED),
         row_alignment=row_alignment(candidates, helpers),
         takes_ragged_rows=takes_ragged_rows(wiring, candidates, helpers, logits.name),
+        takes_ragged_sources=takes_ragged_sources(wiring, helpers, logits.name),
         helpers=tuple(helpers),
         logits=logits.name,
         logits_dtype=logits.dtype,
@@ -343,7 +344,7 @@ def _logits(
         found = [s for s in rest if s.name == stated.logits]
     if len(found) != 1 or found[0].dtype not in FLOATS or found[0].rank not in (2, 3):
         raise UnsupportedModel(
-            f"{seen('outputs', signature.outputs)}: expected one output of logits (float, "
+            f"{seen('outputs', found or signature.outputs)}: expected one output of logits (float, "
             f"[batch, query_len, vocab_size]), found {len(found)} that could be it. Export the "
             "model with its language-model head, or name the output. "
             + settle(outputs={"logits": found[0].name if found else "<output>"})

@@ -33,7 +33,7 @@ def takes_ragged_rows(
     Where the graph joins past and new itself, a mask must shut the padding out and positions
     must be told: both have to matter for the logits, not only to be inputs.
     """
-    if not _sources_told_apart(wiring, helpers, logits):
+    if _has_source(candidates, helpers) and not takes_ragged_sources(wiring, helpers, logits):
         return False
     caches = [c for c in candidates if not c.is_state and c.flow is not None and c.flow.update]
     counts = {wire for c in caches if c.flow is not None for wire in c.flow.row_lengths}
@@ -65,11 +65,17 @@ def _places(wiring: Wiring, candidates: Sequence[Candidate]) -> list[str]:
     return indices + [op.input(0) for op in wiring.ops if op.kind == "Where"]
 
 
-def _sources_told_apart(wiring: Wiring, helpers: Sequence[HelperInput], logits: str) -> bool:
-    """Encoder states of unequal length need a mask that matters, where there are any."""
-    if not _of(helpers, ("encoder_states",)):
-        return True
+def takes_ragged_sources(wiring: Wiring, helpers: Sequence[HelperInput], logits: str) -> bool:
+    """True where an encoder's states of unequal length have a mask, and it matters."""
     return _reached(wiring, _of(helpers, ("encoder_mask",)), [logits])
+
+
+def _has_source(candidates: Sequence[Candidate], helpers: Sequence[HelperInput]) -> bool:
+    """Whether the graph looks at an encoder's states, or at keys and values made of them."""
+    only_read = any(
+        not c.is_state and c.flow is not None and c.flow.update is None for c in candidates
+    )
+    return only_read or bool(_of(helpers, ("encoder_states",)))
 
 
 def _is_per_row(helper: HelperInput) -> bool:

@@ -52,8 +52,8 @@ def _no_flow(past: str) -> Flow:
     return Flow(
         past=past, present=None, update=None, sequence=None, depth=None, splits=(), new_sizes={},
         stacks=(), role=None, head_dim=None, order=0, window=None, query_len=None, fault="",
-        row_lengths=frozenset(), kernel=None, transposed=False, path=(past,), join=None,
-        readers=(),
+        row_lengths=frozenset(), kernel=None, alignment="end", transposed=False, path=(past,),
+        join=None, readers=(),
     )  # fmt: skip
 
 

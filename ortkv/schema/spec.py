@@ -45,7 +45,8 @@ class CacheEntry:
     value, X an axis of a state whose meaning is the model's own; letters in parentheses share
     one axis. ``num_layers``: how many L stands for. ``state_dims``: the sizes of the X.
     ``capacity``: the sequence axis' size where the graph fixes it. ``window``: the most tokens
-    that are kept, the oldest dropped first; None for all.
+    that are kept, the oldest dropped first; None for all. ``alignment``: at which end of a
+    window of fixed capacity the tokens are while it is not full.
     ``past`` is None in a graph for first runs, which starts a cache and reads none; ``present``
     is None where the graph gives none out, as for cross-attention it only reads.
     """
@@ -63,6 +64,7 @@ class CacheEntry:
     num_layers: int = 1
     capacity: int | None = None
     window: int | None = None
+    alignment: RowAlignment = "end"
     state_dims: tuple[int, ...] = ()
 
     @property
@@ -137,7 +139,8 @@ class CacheSchema:
     row and no more. ``quantized``: some products round their inputs, by a scale that may span
     several rows. ``row_alignment``: at which end of the sequence axis a row's tokens are that
     has fewer than another. ``takes_ragged_rows``: rows of unequal length can share a run and
-    each stay exact. ``logits_dims``: the graph's own, last axis vocab.
+    each stay exact; ``takes_ragged_sources``: rows may whose sources are of unequal length.
+    ``logits_dims``: the graph's own, last axis vocab.
     """
 
     tokens: str
@@ -154,6 +157,7 @@ class CacheSchema:
     logits_dims: tuple[Dim, ...]
     entries: tuple[CacheEntry, ...]
     embeds: bool = False
+    takes_ragged_sources: bool = False
 
     @property
     def num_layers(self) -> int:
