@@ -170,6 +170,7 @@ def _state(
 ) -> Candidate:
     """The candidate of a state: its present as stated, else as the graph shows it."""
     told = stated.entries.get(past.name)
+    convolved = flow is not None and flow.kernel is not None
     present = next(
         (s for s in signature.outputs if told is not None and s.name == told.present), shown
     )
@@ -179,7 +180,7 @@ def _state(
         flow=flow,
         named=names.read_past(past.name),
         is_state=True,
-        order=_first_use(wiring, past.name),
+        order=flow.order if convolved and flow is not None else _first_use(wiring, past.name),
         stated=told,
         is_shown=present == shown,
     )
@@ -212,6 +213,8 @@ def _cached(
     shown = _joined(spec, flows, signature)
     if told is None:
         return shown
+    if shown is not None and shown.is_state and (told.is_state or not (told.role or told.update)):
+        return _state(spec, shown.present, signature, shown.flow, wiring, stated)
     outputs = {output.name: output for output in signature.outputs}
     flow = settled_flow(told, flows.get(spec.name))
     if flow is None or told.is_state:
@@ -228,9 +231,14 @@ def _cached(
 
 
 def _is_as_shown(flow: Flow, shown: Candidate) -> bool:
-    if shown.flow is None or (flow.present, flow.update) != (shown.flow.present, shown.flow.update):
-        return False
-    return shown.flow.role in (None, (flow.role or "").removeprefix("cross_"))
+    """Whether nothing that is stated contradicts what the graph shows."""
+    graphs = shown.flow
+    return (
+        graphs is not None
+        and flow.update == graphs.update
+        and graphs.present in (None, flow.present)
+        and graphs.role in (None, (flow.role or "").removeprefix("cross_"))
+    )
 
 
 def _source_length(candidate: Candidate) -> Dim:
