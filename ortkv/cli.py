@@ -16,9 +16,12 @@ import typer
 from ortkv.errors import InvalidRequest, OrtkvError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    from ortkv.schema import CacheSchema
+    from rich.console import Console
+
+    from ortkv.schema import CacheEntry, CacheSchema, HelperInput
+    from ortkv.schema.explain import Explanation
     from ortkv.verification import VerifyReport
 
 app = typer.Typer(
@@ -46,6 +49,14 @@ Precision = Annotated[
 ]
 Seed = Annotated[int | None, _option(help="Seed of the random numbers that --do-sample draws.")]
 Json = Annotated[bool, _option("--json", help="One JSON document on stdout.")]
+KvMapFile = Annotated[
+    str | None,
+    _option(
+        "--kv-map",
+        metavar="FILE",
+        help="JSON that says what cannot be derived of the cache; default: in ortkv.json.",
+    ),
+]
 Debug = Annotated[bool, _option("--debug", help="Show the traceback of an error.")]
 
 
@@ -181,6 +192,7 @@ def generate(  # noqa: PLR0913
     provider: ProviderName = "cpu",
     precision: Precision = None,
     threads: Threads = None,
+    kv_map: KvMapFile = None,
     debug: Debug = False,
 ) -> None:
     """Continue a prompt; text streams to stdout."""
@@ -188,7 +200,9 @@ def generate(  # noqa: PLR0913
     from ortkv.generator import Generator
 
     text = _text_on_stdin() if prompt is None else prompt
-    generator = Generator(path, provider=provider, threads=threads, precision=precision)
+    generator = Generator(
+        path, provider=provider, threads=threads, precision=precision, kv_map=kv_map
+    )
     _say_provider(provider, generator.provider)
     start = time.perf_counter()
     sequence = generator.start(text)
@@ -209,7 +223,7 @@ def generate(  # noqa: PLR0913
 @app.command()
 @_reported
 @_takes_settings
-def chat(
+def chat(  # noqa: PLR0913
     path: Model,
     system: Annotated[str | None, _option(help="System message.")] = None,
     *,
@@ -217,13 +231,16 @@ def chat(
     provider: ProviderName = "cpu",
     precision: Precision = None,
     threads: Threads = None,
+    kv_map: KvMapFile = None,
     debug: Debug = False,
 ) -> None:
     """Talk with a model that has a chat template. /reset starts over, /exit or Ctrl-D ends."""
     del debug
     from ortkv.generator import Generator
 
-    generator = Generator(path, provider=provider, threads=threads, precision=precision)
+    generator = Generator(
+        path, provider=provider, threads=threads, precision=precision, kv_map=kv_map
+    )
     generator.defaults.updated(**settings)
     opening = [{"role": "system", "content": system}] if system else []
     generator.text.encode_chat([*opening, {"role": "user", "content": "Hello"}])
@@ -247,27 +264,42 @@ def chat(
 @app.command()
 @_reported
 def inspect(
-    path: Model, precision: Precision = None, json: Json = False, debug: Debug = False
+    path: Model,
+    explain: Annotated[
+        bool, _option("--explain", help="Show what in the graph is behind each entry.")
+    ] = False,
+    precision: Precision = None,
+    kv_map: KvMapFile = None,
+    json: Json = False,
+    debug: Debug = False,
 ) -> None:
     """Show how a graph's cache goes in and out, with the evidence for each entry."""
     del debug
     from ortkv.loading import inspect as read_schema
+    from ortkv.loading import inspect_explained
 
-    schema = read_schema(path, precision=precision)
+    if not explain:
+        schema, explanations = read_schema(path, precision=precision, kv_map=kv_map), []
+    else:
+        schema, explanations = inspect_explained(path, precision=precision, kv_map=kv_map)
     if json:
-        _print_json(schema.to_dict())
+        shown = {"explain": [e.to_dict() for e in explanations]} if explain else {}
+        _print_json(schema.to_dict() | shown)
     else:
         _print_schema(schema)
+        if explain:
+            _print_explanations(schema, explanations)
 
 
 @app.command()
 @_reported
-def verify(
+def verify(  # noqa: PLR0913
     path: Model,
     provider: ProviderName = "cpu",
     precision: Precision = None,
     threads: Threads = None,
     seed: Seed = 0,
+    kv_map: KvMapFile = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -275,7 +307,14 @@ def verify(
     del debug
     from ortkv.verification import verify as prove
 
-    report = prove(path, provider=provider, threads=threads, precision=precision, seed=seed or 0)
+    report = prove(
+        path,
+        provider=provider,
+        threads=threads,
+        precision=precision,
+        seed=seed or 0,
+        kv_map=kv_map,
+    )
     if json:
         _print_json(report.to_dict())
     else:
@@ -296,6 +335,7 @@ def bench(  # noqa: PLR0913
     batch: Annotated[int, _option(help="Rows at once.")] = 1,
     repeats: Annotated[int, _option(help="Measured passes, after one to warm up.")] = 5,
     threads: Threads = None,
+    kv_map: KvMapFile = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -307,7 +347,7 @@ def bench(  # noqa: PLR0913
         prompt_len=prompt_len, new_tokens=new_tokens, batch=batch, repeats=repeats
     )
     document = benchmarks.bench(
-        path, providers=providers.split(","), threads=threads, workload=workload
+        path, providers=providers.split(","), threads=threads, kv_map=kv_map, workload=workload
     )
     if json:
         _print_json(document)
@@ -318,13 +358,17 @@ def bench(  # noqa: PLR0913
 @app.command()
 @_reported
 def doctor(
-    path: Model, provider: ProviderName = "cpu", json: Json = False, debug: Debug = False
+    path: Model,
+    provider: ProviderName = "cpu",
+    kv_map: KvMapFile = None,
+    json: Json = False,
+    debug: Debug = False,
 ) -> None:
     """Find what will bite when a model is run, and say what to do. Exit code 1 for an error."""
     del debug
     from ortkv.doctor import diagnose, document, print_findings
 
-    findings = diagnose(path, provider=provider)
+    findings = diagnose(path, provider=provider, kv_map=kv_map)
     if json:
         _print_json(document(findings))
     else:
@@ -401,33 +445,99 @@ def _print_json(document: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(document, indent=2) + "\n")
 
 
-def _print_schema(schema: CacheSchema) -> None:
+def _wide_console() -> Console:
+    """Piped, a name must stay on its line, to be found by grep."""
     from rich.console import Console
+
+    width = None if sys.stdout.isatty() else 10_000
+    return Console(width=width, highlight=False, markup=False)
+
+
+def _print_schema(schema: CacheSchema) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     evidence = {", ".join(e.evidence): None for e in schema.entries}
-    titles = ["layer", "role", "past", "present", "layout", "update"]
-    table = Table(*titles, box=None, pad_edge=False)
-    if len(evidence) > 1:
-        table.add_column("evidence")
-    for e in schema.entries:
-        row = [str(e.layer), e.role, e.past or "", e.present, e.layout, e.update]
-        table.add_row(*row, *([", ".join(e.evidence)] if len(evidence) > 1 else []))
-    sizes = {f"{e.num_kv_heads} kv heads x {e.head_dim} {e.dtype}": None for e in schema.entries}
-    helpers = ", ".join(f"{h.name} ({h.kind})" for h in schema.helpers) or "none"
-    # Piped, a name must stay on its line, to be found by grep.
-    console = Console(width=None if sys.stdout.isatty() else 10_000)
+    columns = {
+        "layer": [str(e.layer) for e in schema.entries],
+        "role": [e.role for e in schema.entries],
+        "past": [e.past or "" for e in schema.entries],
+        "present": [e.present or "" for e in schema.entries],
+        "layout": [e.layout for e in schema.entries],
+        "update": [e.update for e in schema.entries],
+        "holds": [_held(e) for e in schema.entries],
+        "evidence": [", ".join(e.evidence) for e in schema.entries],
+    }
+    if not any(columns["holds"]):
+        del columns["holds"]
+    if len(evidence) == 1:
+        del columns["evidence"]
+    table = Table(*columns, box=None, pad_edge=False)
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*map(Text, row))
+    console = _wide_console()
     console.print(table)
     if len(evidence) == 1:
-        console.print(f"\nevidence {', '.join(evidence)}, for every entry", highlight=False)
-    console.print(f"tokens   {schema.tokens} ({schema.tokens_dtype})", highlight=False)
-    console.print(f"helpers  {helpers}", highlight=False)
-    console.print(f"logits   {schema.logits} ({schema.logits_dtype})", highlight=False)
+        console.print(f"\nevidence {', '.join(evidence)}, for every entry")
+    console.print(f"tokens   {schema.tokens} ({schema.tokens_dtype})")
+    console.print(f"helpers  {', '.join(map(_helper_text, schema.helpers)) or 'none'}")
+    console.print(f"logits   {schema.logits} ({schema.logits_dtype})")
+    sizes = {_size_text(e): None for e in schema.entries}
     console.print(
         f"cache    {schema.num_layers} layers, {', '.join(sizes)}, "
-        f"{schema.bytes_per_token} bytes a token",
-        highlight=False,
+        f"{schema.bytes_per_token} bytes a token"
     )
+
+
+def _held(entry: CacheEntry) -> str:
+    """What an entry holds, where that is not every token."""
+    if entry.state_dims:
+        return f"a state of {' x '.join(map(str, entry.state_dims))}"
+    if entry.update == "constant":
+        return "the encoder's source"
+    if entry.window is not None:
+        return f"the last {entry.window} tokens"
+    return "" if entry.capacity is None else f"at most {entry.capacity} tokens"
+
+
+def _size_text(entry: CacheEntry) -> str:
+    if entry.state_dims:
+        return f"states of {' x '.join(map(str, entry.state_dims))} {entry.dtype}"
+    return f"{entry.num_kv_heads} kv heads x {entry.head_dim} {entry.dtype}"
+
+
+def _helper_text(helper: HelperInput) -> str:
+    """An input and how it is computed; a default or a stated value visibly so."""
+    told = [str(helper.kind)]
+    if helper.kind in ("mask_2d", "mask_4d", "encoder_mask"):
+        told.append(helper.values)
+    if helper.kind == "zeros" and not helper.is_stated:
+        told = ["fed zeros: the graph does not use it"]
+    elif helper.kind in ("zeros", "stated"):
+        told = [f"fed {helper.fill:g}, as stated"]
+    elif helper.is_stated:
+        told.append("as stated")
+    return f"{helper.name} ({', '.join(told)})"
+
+
+def _print_explanations(schema: CacheSchema, explanations: Iterable[Explanation]) -> None:
+    from rich.text import Text
+    from rich.tree import Tree
+
+    console = _wide_console()
+    for entry, shown in zip(schema.entries, explanations, strict=True):
+        tree = Tree(Text(f"\nlayer {entry.layer} {entry.role}: {', '.join(entry.evidence)}"))
+        ops = [f"{step.op} ({step.node})" for step in shown.path]
+        ends = [entry.past or "no past", *ops, entry.present or "no present"]
+        tree.add(Text(f"path    {' -> '.join(ends)}"))
+        if shown.join is not None:
+            tree.add(Text(f"joined  {entry.update} by {shown.join.op} ({shown.join.node})"))
+        by = f" ({shown.role_from.op} {shown.role_from.node})" if shown.role_from else ""
+        tree.add(Text(f"role    {entry.role}: {shown.use}{by}"))
+        axes = tree.add(Text(f"layout  {entry.layout}"))
+        for axis in shown.axes:
+            axes.add(Text(f"axis {axis.axis} is {axis.letters}, {axis.reason}"))
+        console.print(tree)
 
 
 def _print_report(report: VerifyReport) -> None:

@@ -246,9 +246,9 @@ def _token_types(_: HelperInput, run: Run) -> NDArray[Any]:
     return np.zeros((len(run.lengths), run.query_len))
 
 
-def _zeros(helper: HelperInput, _: Run) -> NDArray[Any]:
-    """Zeros of the declared shape, one place where the graph leaves a size open."""
-    return np.zeros([dim if isinstance(dim, int) else 1 for dim in helper.dims])
+def _filled(helper: HelperInput, _: Run) -> NDArray[Any]:
+    """One number in the declared shape, in one place where the graph leaves a size open."""
+    return np.full([dim if isinstance(dim, int) else 1 for dim in helper.dims], helper.fill)
 
 
 def _unsupported(helper: HelperInput, expected: str) -> UnsupportedModel:
@@ -272,5 +272,6 @@ _VALUES: dict[HelperKind, Callable[[HelperInput, Run], Any]] = {
     "encoder_mask": _encoder_mask,
     "beam_indices": _beam_indices,
     "token_types": _token_types,
-    "zeros": _zeros,
+    "zeros": _filled,
+    "stated": _filled,
 }

@@ -52,7 +52,7 @@ class ModelFolder:
         Raises: ConfigError where it is not a JSON object, or larger than any config is.
         """
         path = self.find(name)
-        return {} if path is None else _read_json(path)
+        return {} if path is None else read_json(path)
 
     @property
     def context_length(self) -> int | None:
@@ -197,7 +197,7 @@ def _download(name: str, patterns: list[str]) -> Path:
 
 def _json_in(root: Path, name: str) -> dict[str, Any]:
     path = root / name
-    return _read_json(path) if path.is_file() else {}
+    return read_json(path) if path.is_file() else {}
 
 
 def _object_in(data: dict[str, Any], key: str) -> dict[str, Any]:
@@ -205,12 +205,15 @@ def _object_in(data: dict[str, Any], key: str) -> dict[str, Any]:
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    size = path.stat().st_size
-    if size > MAX_JSON_BYTES:
-        raise ConfigError(f"{path} has {size} bytes: expected at most {MAX_JSON_BYTES}.")
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.   Raises: ConfigError where there is none, or it is too large."""
     try:
+        size = path.stat().st_size
+        if size > MAX_JSON_BYTES:
+            raise ConfigError(f"{path} has {size} bytes: expected at most {MAX_JSON_BYTES}.")
         data: Any = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON ({error}): copy or export it again.") from error
     if isinstance(data, dict):

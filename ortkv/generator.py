@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from ortkv.certificate import Certificate
     from ortkv.generation_config import GenerationConfig
+    from ortkv.loading import MapSource
     from ortkv.runtime import Provider
     from ortkv.schema import CacheSchema
     from ortkv.sequence import SequenceState, SourceInput
@@ -33,6 +34,8 @@ class Generator:
     threads: onnxruntime's; None takes every core the process may use.
     precision: which of a folder's graphs, by the end of its name: 'q4' for model_q4.onnx. None
     takes the one without, or the only one.
+    kv_map: what cannot be derived of the cache, as a JSON file or a dict (docs/kv_map.md); by
+    default what the folder's ortkv.json has under "kv_map".
     certify: prove the cache by a few runs, once a graph and provider (see ``ortkv.certificate``).
 
     Settings of ``generate``, ``generate_ids`` and ``stream`` have the names and meanings of
@@ -52,8 +55,9 @@ class Generator:
         threads: int | None = None,
         precision: str | None = None,
         certify: bool = True,
+        kv_map: MapSource | None = None,
     ) -> None:
-        loaded = load(path, provider=provider, threads=threads, precision=precision)
+        loaded = load(path, provider=provider, threads=threads, precision=precision, kv_map=kv_map)
         self._model = loaded.model
         if self._model.takes_source:
             self._model.require_encoder()

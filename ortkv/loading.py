@@ -4,45 +4,81 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ortkv import generation_config
 from ortkv.binding import EmbeddingGraph
 from ortkv.decoder import LoadedGraph, PrefillGraph
 from ortkv.encoder import EncoderGraph
 from ortkv.errors import ConfigError, TokenizerMissing, UnsupportedModel
-from ortkv.folder import open_folder
+from ortkv.folder import open_folder, read_json
 from ortkv.runtime import open_model
 from ortkv.schema import (
     derive,
     derive_embedding,
     derive_encoder,
     derive_prefill,
+    read_map,
     takes_source,
 )
+from ortkv.schema.explain import explain
+from ortkv.schema.stated import NOTHING
 from ortkv.sequence import LoadedModel
 from ortkv.signature import read_model, signature_of
 from ortkv.weights import check_external_data
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from onnx import ModelProto
 
     from ortkv.folder import ModelFolder
     from ortkv.generation_config import GenerationConfig
     from ortkv.runtime import OpenModel, Provider
-    from ortkv.schema import CacheSchema
+    from ortkv.schema import CacheSchema, KvMap
+    from ortkv.schema.explain import Explanation
     from ortkv.signature import TensorSpec
     from ortkv.text import Text
 
 
-def inspect(path: str | Path, *, precision: str | None = None) -> CacheSchema:
+MapSource = str | Path | dict[str, Any]
+"""A map of the cache as ``kv_map`` arguments take it: a JSON file's path, or what is in one."""
+_MANIFEST = "ortkv.json"
+
+
+def inspect(
+    path: str | Path, *, precision: str | None = None, kv_map: MapSource | None = None
+) -> CacheSchema:
     """The cache schema of a folder, an .onnx file or a hub id; loads no weights, no session.
 
-    precision: as ``Generator``'s.
+    precision, kv_map: as ``Generator``'s.
     """
-    return _read(open_folder(path, precision=precision))[0]
+    folder = open_folder(path, precision=precision)
+    return _read(folder, map_of(folder, kv_map))[0]
+
+
+def inspect_explained(
+    path: str | Path, *, precision: str | None = None, kv_map: MapSource | None = None
+) -> tuple[CacheSchema, list[Explanation]]:
+    """As ``inspect``, with what in the graph shows each entry."""
+    folder = open_folder(path, precision=precision)
+    schema = _read(folder, map_of(folder, kv_map))[0]
+    model = read_model(folder.graph)
+    return schema, explain(signature_of(model), model, schema)
+
+
+def map_of(folder: ModelFolder, kv_map: MapSource | None) -> KvMap:
+    """What is stated of a folder's cache: in ``kv_map``, else in the folder's ortkv.json.
+
+    Raises: ConfigError naming the file and the key that is wrong.
+    """
+    if isinstance(kv_map, str | Path):
+        return read_map(read_json(Path(kv_map)), str(kv_map))
+    if kv_map is not None:
+        return read_map(kv_map, "kv_map")
+    manifest = folder.json(_MANIFEST)
+    if "kv_map" not in manifest:
+        return NOTHING
+    return read_map(manifest["kv_map"], f"{folder.find(_MANIFEST)}: kv_map")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +97,10 @@ def load_model(
     provider: Provider = "cpu",
     threads: int | None = None,
     precision: str | None = None,
+    kv_map: MapSource | None = None,
 ) -> LoadedModel:
     """A path's graph in a session, with its tokenizer and settings; arguments as Generator's."""
-    return load(path, provider=provider, threads=threads, precision=precision).model
+    return load(path, provider=provider, threads=threads, precision=precision, kv_map=kv_map).model
 
 
 def load(
@@ -72,15 +109,17 @@ def load(
     provider: Provider = "cpu",
     threads: int | None = None,
     precision: str | None = None,
+    kv_map: MapSource | None = None,
 ) -> Loaded:
     """As ``load_model``, with the files that the model is made of and the time that it took."""
     folder = open_folder(path, precision=precision)
     start = time.perf_counter()
-    schema, weights = _read(folder)
+    stated = map_of(folder, kv_map)
+    schema, weights = _read(folder, stated)
     _check_sizes(schema, folder)
     opened = _Opener(provider=provider, threads=threads, weights=weights)
     model = LoadedModel(
-        graph=_graph_of(folder, schema, opened),
+        graph=_graph_of(folder, schema, opened, stated),
         text=_text_of(folder, schema),
         defaults=_defaults_of(folder),
         context_length=folder.context_length,
@@ -121,13 +160,15 @@ class _Opener:
         return model
 
 
-def _graph_of(folder: ModelFolder, schema: CacheSchema, opened: _Opener) -> LoadedGraph:
+def _graph_of(
+    folder: ModelFolder, schema: CacheSchema, opened: _Opener, stated: KvMap
+) -> LoadedGraph:
     steps = opened.session(folder.graph)
     prefill = None
     if folder.prefill is not None:
         session = opened.session(folder.prefill).session
         model = opened.read(folder.prefill)
-        first = derive_prefill(signature_of(model), model, schema)
+        first = derive_prefill(signature_of(model), model, schema, stated)
         prefill = PrefillGraph(session=session, schema=first)
     return LoadedGraph(
         session=steps.session,
@@ -170,11 +211,11 @@ def _inputs_of(path: Path) -> tuple[TensorSpec, ...]:
     return tuple(signature_of(read_model(path)).inputs)
 
 
-def _read(folder: ModelFolder) -> tuple[CacheSchema, list[Path]]:
+def _read(folder: ModelFolder, stated: KvMap) -> tuple[CacheSchema, list[Path]]:
     """The graph's schema, and the files of its external weights."""
     model = read_model(folder.graph)
     weights = check_external_data(model, folder.graph)
-    return derive(signature_of(model), model), weights
+    return derive(signature_of(model), model, stated), weights
 
 
 def _text_of(folder: ModelFolder, schema: CacheSchema) -> Text | TokenizerMissing:

@@ -39,6 +39,10 @@ ONNX_TYPES: dict[str, int] = {
 _NAMES = {number: name for name, number in ONNX_TYPES.items()}
 
 
+_MOST_SHOWN = 100
+"""Characters of a tensor in a message: names come from files."""
+
+
 @functools.cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """The numpy dtype of one of ``ONNX_TYPES``'s names."""
@@ -62,7 +66,8 @@ class TensorSpec:
         dims = (
             "?" if self.dims is None else ", ".join("?" if d is None else str(d) for d in self.dims)
         )
-        return f"{self.name} {self.dtype}[{dims}]"
+        text = f"{self.name} {self.dtype}[{dims}]"
+        return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from ortkv.proof import Check, EntryError, VerifyReport, by_layer, verify_graph
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ortkv.loading import MapSource
     from ortkv.runtime import Provider
 
 __all__ = ["Check", "EntryError", "VerifyReport", "by_layer", "verify", "verify_graph"]
@@ -23,6 +24,7 @@ def verify(
     threads: int | None = None,
     precision: str | None = None,
     seed: int = 0,
+    kv_map: MapSource | None = None,
 ) -> VerifyReport:
     """Prove a model's schema on the model itself; arguments as Generator's.
 
@@ -30,5 +32,5 @@ def verify(
     """
     if type(seed) is not int or seed < 0:
         raise InvalidRequest(f"seed is {seed!r}: expected an integer, 0 or more.")
-    model = load_model(path, provider=provider, threads=threads, precision=precision)
+    model = load_model(path, provider=provider, threads=threads, precision=precision, kv_map=kv_map)
     return verify_graph(model.graph, seed=seed)

@@ -390,8 +390,8 @@ def cross_attention(g: Graph, layer: int, x: str) -> tuple[str, Presents]:
 def _encoder_part(g: Graph, layer: int, weight: str) -> str:
     design = g.design
     dims = [design.batch or "batch", "encoder_len", design.width]
-    name = design.label("encoder_hidden_states")
-    states = g.input(name, TensorProto.FLOAT, dims, "encoder_hidden_states")
+    name = design.label("encoder_states")
+    states = g.input(name, TensorProto.FLOAT, dims, "encoder_states")
     wire = g.reshape(
         g.add("MatMul", states, f"{weight}_{layer}"), [0, 0, design.kv_heads, design.head_dim]
     )

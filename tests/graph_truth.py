@@ -11,8 +11,16 @@ STATES = {"C": ("conv", "BXX"), "R": ("recurrent", "BXXX")}
 
 
 def update_of(design: Design) -> str:
-    """The rule of keys and values: the design's, unless an op shares its buffer."""
-    shares = design.attention in ("gqa_mask", "gqa_inputs", "dmmha", "mha_buffer")
+    """The rule of keys and values: the design's, unless an op shares its buffer.
+
+    In a merged graph none does: the branch for first runs gives out a cache of its own length.
+    """
+    shares = not design.merged and design.attention in (
+        "gqa_mask",
+        "gqa_inputs",
+        "dmmha",
+        "mha_buffer",
+    )
     return "in_place" if shares else design.update.removesuffix("_left")
 
 
@@ -55,7 +63,7 @@ def _entry(design: Design, layer: int, role: str, layout: str, update: str) -> d
 def expected_helpers(design: Design) -> dict[str, str]:
     """Each helper input's kind, by its name.
 
-    Beside the schema's own kinds: encoder_hidden_states, encoder_mask, cache_scale,
+    Beside the schema's own kinds: cache_scale,
     cache_zero_point, and unknown, which has no rule.
     """
     return dict(build(design).kinds)

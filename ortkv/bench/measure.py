@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from ortkv.loading import MapSource
     from ortkv.runtime import IoBinding, Provider, Session
     from ortkv.sequence import LoadedModel
 
@@ -87,10 +88,11 @@ def bench(
     *,
     providers: Sequence[Provider] = ("cpu",),
     threads: int | None = None,
+    kv_map: MapSource | None = None,
     workload: Workload,
 ) -> dict[str, Any]:
     """Measure a model on each provider. Returns: the document ``ortkv bench --json`` prints."""
-    results = [_measure(path, provider, threads, workload) for provider in providers]
+    results = [_measure(path, provider, threads, kv_map, workload) for provider in providers]
     return {
         "format": 1,
         "model": str(path),
@@ -100,10 +102,14 @@ def bench(
 
 
 def _measure(
-    path: str | Path, provider: Provider, threads: int | None, workload: Workload
+    path: str | Path,
+    provider: Provider,
+    threads: int | None,
+    kv_map: MapSource | None,
+    workload: Workload,
 ) -> Result:
     start = time.perf_counter()
-    model = load_model(path, provider=provider, threads=threads)
+    model = load_model(path, provider=provider, threads=threads, kv_map=kv_map)
     load_s = time.perf_counter() - start
     _check(workload, model)
     timed = _TimedSession(model.graph.session)

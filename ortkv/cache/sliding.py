@@ -15,15 +15,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ortkv.runtime import Buffer, Device
-    from ortkv.schema import CacheEntry
+    from ortkv.schema import CacheEntry, RowAlignment
 
 
-class _RightAligned:
-    """A tensor of ``capacity`` tokens, those held at its end and zeros before them."""
+class _FixedTensor:
+    """A tensor of ``capacity`` tokens, those held at one end of it and zeros in the rest."""
 
-    def __init__(self, tensors: Tensors, capacity: int) -> None:
+    def __init__(self, tensors: Tensors, capacity: int, alignment: RowAlignment) -> None:
         self.tensors = tensors
         self.capacity = capacity
+        self.alignment: RowAlignment = alignment
         self.bound = tensors.bound(0)
         self._is_zero = False
 
@@ -42,25 +43,27 @@ class _RightAligned:
         length = min(past_len, self.capacity)
         if length == 0:
             return self.tensors.view(self.bound.buffer.read(), 0)
-        whole = self.tensors.view(self.bound.buffer.read(), self.capacity)
-        return self.tensors.slice(whole, self.capacity - length, self.capacity)
+        return self._held(self.tensors, self.bound.buffer.read(), length)
 
-    def loaded(self, array: NDArray[Any]) -> _RightAligned:
+    def loaded(self, array: NDArray[Any]) -> _FixedTensor:
         """Another with these tokens."""
-        new = _RightAligned(self.tensors.of(array), self.capacity)
+        new = _FixedTensor(self.tensors.of(array), self.capacity, self.alignment)
         with new.prepare(0).buffer.edit() as raw:
-            whole = new.tensors.view(raw, self.capacity)
-            start = self.capacity - self.tensors.length(array)
-            self.tensors.slice(whole, start, self.capacity)[...] = array
+            self._held(new.tensors, raw, self.tensors.length(array))[...] = array
         new.mark()
         return new
+
+    def _held(self, tensors: Tensors, raw: NDArray[Any], length: int) -> NDArray[Any]:
+        start = 0 if self.alignment == "start" else self.capacity - length
+        return tensors.slice(tensors.view(raw, self.capacity), start, start + length)
 
 
 class FixedWindowSlot:
     """present = the last ``capacity`` tokens of past + new: two tensors that take turns."""
 
     def __init__(self, entry: CacheEntry, batch: int, device: Device) -> None:
-        self._held = _RightAligned(Tensors(entry, batch, device), entry.capacity or 0)
+        tensors = Tensors(entry, batch, device)
+        self._held = _FixedTensor(tensors, entry.capacity or 0, entry.alignment)
         self._spare: Bound | None = None
 
     def prepare(self, past_len: int, query_len: int) -> tuple[Bound, Bound]:  # noqa: ARG002
@@ -69,8 +72,10 @@ class FixedWindowSlot:
             self._spare = self._held.tensors.bound(self._held.capacity)
         return past, self._spare
 
-    def key_axis(self, past_len: int, query_len: int) -> tuple[int, int]:  # noqa: ARG002
-        return self._held.capacity + query_len, self._held.capacity
+    def key_axis(self, past_len: int, query_len: int) -> tuple[int, int]:
+        capacity = self._held.capacity
+        is_left = self._held.alignment == "start"
+        return capacity + query_len, min(past_len, capacity) if is_left else capacity
 
     def commit(self) -> None:
         self._held.mark()
@@ -121,7 +126,7 @@ class FixedDeltaSlot:
 
     def __init__(self, entry: CacheEntry, batch: int, device: Device) -> None:
         tensors = Tensors(entry, batch, device)
-        self._held = _RightAligned(tensors, entry.capacity or 0)
+        self._held = _FixedTensor(tensors, entry.capacity or 0, "end")
         self._new = _NewTokens(tensors)
         self._past_len = 0
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from ortkv.doctor.finding import Finding
     from ortkv.doctor.subject import Subject
+    from ortkv.loading import MapSource
     from ortkv.runtime import Provider
 
 CHECKS: list[Callable[[Subject], Iterator[Finding]]] = [
@@ -41,14 +42,16 @@ CHECKS: list[Callable[[Subject], Iterator[Finding]]] = [
 _ORDER = ("error", "warning", "note")
 
 
-def diagnose(path: str | Path, *, provider: Provider = "cpu") -> list[Finding]:
+def diagnose(
+    path: str | Path, *, provider: Provider = "cpu", kv_map: MapSource | None = None
+) -> list[Finding]:
     """What will bite when the model of a folder, an .onnx file or a hub id is run; worst first.
 
     Loads no weights and makes no session of the model.
 
     Raises: ModelFileError where there is no graph that can be read at all.
     """
-    subject = examine(path, provider=provider)
+    subject = examine(path, provider=provider, kv_map=kv_map)
     found = [*subject.faults, *(finding for check in CHECKS for finding in check(subject))]
     return sorted(dict.fromkeys(found), key=lambda finding: _ORDER.index(finding.level))
 

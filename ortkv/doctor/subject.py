@@ -9,8 +9,9 @@ from ortkv.doctor.finding import Finding, finding_of
 from ortkv.doctor.memory import available_bytes
 from ortkv.errors import OrtkvError, TokenizerMissing
 from ortkv.folder import open_folder
+from ortkv.loading import map_of
 from ortkv.runtime import kernels, provider_names
-from ortkv.schema import derive, derive_prefill
+from ortkv.schema import NOTHING, derive, derive_prefill
 from ortkv.schema.wiring import wire
 from ortkv.signature import read_model, signature_of
 from ortkv.weights import check_external_data
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import onnx
 
     from ortkv.folder import ModelFolder
+    from ortkv.loading import MapSource
     from ortkv.runtime import Kernel, Provider
     from ortkv.schema import CacheSchema
     from ortkv.schema.wiring import Wiring
@@ -100,7 +102,9 @@ class _Faults:
             return None
 
 
-def examine(path: str | Path, *, provider: Provider = "cpu") -> Subject:
+def examine(
+    path: str | Path, *, provider: Provider = "cpu", kv_map: MapSource | None = None
+) -> Subject:
     """Read a model without its weights and without a session.
 
     Raises: ModelFileError where there is no graph that can be read at all.
@@ -113,14 +117,15 @@ def examine(path: str | Path, *, provider: Provider = "cpu") -> Subject:
     faults = _Faults()
     at_hand = [faults.attempt(lambda: _check(model, folder.graph))]
     signature = signature_of(model)
-    schema = faults.attempt(lambda: derive(signature, model))
+    stated = faults.attempt(lambda: map_of(folder, kv_map)) or NOTHING
+    schema = faults.attempt(lambda: derive(signature, model, stated))
     prefill_schema = None
     if prefill is not None and folder.prefill is not None:
         graph = folder.prefill
         at_hand.append(faults.attempt(lambda: _check(prefill, graph)))
         if schema is not None:
             prefill_schema = faults.attempt(
-                lambda: derive_prefill(signature_of(prefill), prefill, schema)
+                lambda: derive_prefill(signature_of(prefill), prefill, schema, stated)
             )
     json = {name: faults.attempt(lambda n=name: folder.json(n)) or {} for name in _JSON_FILES}
     installed = _installed(provider, faults)

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 PROMPT_LEN = 12
 STEPS = 6
-CHUNK_ENDS = (1, 5, 8, PROMPT_LEN + STEPS)
-ROW_LENGTHS = (12, 1, 5)
+CHUNK_ENDS = (1, 5, 8)
+LEAST_TOKENS = 6
+"""With fewer no way differs from another."""
 
 
 def verify_graph(graph: LoadedGraph, *, seed: int = 0) -> VerifyReport:
@@ -38,7 +39,7 @@ def verify_graph(graph: LoadedGraph, *, seed: int = 0) -> VerifyReport:
     graph = with_probes(graph, seed)
     random = np.random.default_rng(seed)
     width = graph.schema.vocab_size or 256
-    tokens = [int(token) for token in random.integers(0, width, PROMPT_LEN + STEPS)]
+    tokens = [int(token) for token in random.integers(0, width, _num_tokens(graph))]
     scored, skipped = _scored(graph, tokens)
     full = full_runs(graph)
     checks = tuple(compared(way, full) for way in scored)
@@ -55,23 +56,41 @@ def verify_graph(graph: LoadedGraph, *, seed: int = 0) -> VerifyReport:
     )
 
 
+def _num_tokens(graph: LoadedGraph) -> int:
+    """As many as the checks want, or as the graph's buffers hold."""
+    capacity = graph.schema.capacity
+    if capacity is not None and capacity < LEAST_TOKENS:
+        raise UnsupportedModel(
+            f"the cache of this graph holds {capacity} tokens: verify needs {LEAST_TOKENS}. Export "
+            "the model with a larger one."
+        )
+    return min(PROMPT_LEN + STEPS, capacity or PROMPT_LEN + STEPS)
+
+
+def _prompt_len(tokens: list[int]) -> int:
+    return len(tokens) * PROMPT_LEN // (PROMPT_LEN + STEPS)
+
+
 def _scored(graph: LoadedGraph, tokens: list[int]) -> tuple[list[ways.Scored], list[str]]:
     """Every way that the graph can go, and why it cannot go the others."""
+    prompt_len = _prompt_len(tokens)
+    steps = len(tokens) - prompt_len
+    ends = [*(end for end in CHUNK_ENDS if end < len(tokens)), len(tokens)]
     scored = [
-        ways.steps(graph, tokens, prompt_len=PROMPT_LEN),
-        ways.chunks(graph, tokens, ends=CHUNK_ENDS),
-        ways.rewound(graph, tokens, kept_len=PROMPT_LEN // 2, new_len=STEPS),
+        ways.steps(graph, tokens, prompt_len=prompt_len),
+        ways.chunks(graph, tokens, ends=ends),
+        ways.rewound(graph, tokens, kept_len=prompt_len // 2, new_len=steps),
     ]
     if graph.schema.fixed_batch is not None:
         return scored, ["equal rows, ragged rows: this graph takes one row a run"]
     third = len(tokens) // 3
     equal = [tokens[start : start + third] for start in range(0, 3 * third, third)]
-    new = [[tokens[step], tokens[-step - 1], tokens[step + 1]] for step in range(STEPS)]
+    new = [[tokens[step], tokens[-step - 1], tokens[step + 1]] for step in range(steps)]
     sources = (0, 1, 2) if graph.schema.takes_ragged_sources else (0, 0, 0)
     scored.append(ways.together(graph, "equal rows", equal, new, sources))
     if not graph.schema.takes_ragged_rows:
         return scored, ["ragged rows: this graph's rows of unequal length run one after the other"]
-    ragged = [tokens[:length] for length in ROW_LENGTHS]
+    ragged = [tokens[:length] for length in (prompt_len, 1, prompt_len // 2 - 1)]
     scored.append(ways.together(graph, "ragged rows", ragged, new, (0, 1, 2)))
     return scored, []
 
@@ -79,8 +98,9 @@ def _scored(graph: LoadedGraph, tokens: list[int]) -> tuple[list[ways.Scored], l
 def _entry_errors(graph: LoadedGraph, tokens: list[int]) -> tuple[EntryError, ...]:
     at_once, stepped = Decoder(graph), Decoder(graph)
     at_once.prefill(tokens)
-    stepped.prefill(tokens[:PROMPT_LEN])
-    for token in tokens[PROMPT_LEN:]:
+    prompt_len = _prompt_len(tokens)
+    stepped.prefill(tokens[:prompt_len])
+    for token in tokens[prompt_len:]:
         stepped.step([token])
     return tuple(
         EntryError(

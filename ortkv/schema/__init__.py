@@ -11,14 +11,17 @@ from ortkv.schema.companions import (
 from ortkv.schema.prefill import derive_prefill
 from ortkv.schema.resolve import derive
 from ortkv.schema.spec import CacheEntry, CacheSchema, HelperInput, HelperKind, RowAlignment, Update
+from ortkv.schema.stated import NOTHING, KvMap, read_map
 
 __all__ = [
+    "NOTHING",
     "CacheEntry",
     "CacheSchema",
     "EmbeddingSchema",
     "EncoderSchema",
     "HelperInput",
     "HelperKind",
+    "KvMap",
     "RowAlignment",
     "Update",
     "derive",
@@ -26,5 +29,6 @@ __all__ = [
     "derive_encoder",
     "derive_prefill",
     "loaded_entries",
+    "read_map",
     "takes_source",
 ]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def new_beside(wiring: Wiring, product: Op, past: str, role: Role) -> str | None:
     """The wire of the new tokens' keys or values, where they stand beside the past's own."""
     joining = "Concat" if role == KEY else "Add"
-    join = _first_on_the_way(wiring, product.outputs[0], joining)
+    join = _first_on_the_way(wiring, product.output(), joining)
     if join is None:
         return None
     op, wire = join

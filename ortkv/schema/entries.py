@@ -9,8 +9,10 @@ from ortkv.errors import UnsupportedModel
 from ortkv.schema import names, shapes
 from ortkv.schema.layout import Dims, layout
 from ortkv.schema.seen import seen
+from ortkv.schema.settled import settled_layout
 from ortkv.schema.sizes import Size
 from ortkv.schema.spec import CacheEntry
+from ortkv.schema.stated import settle
 from ortkv.signature import ONNX_TYPES
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from ortkv.schema.names import Named
     from ortkv.schema.sizes import GraphSizes, Sizes
     from ortkv.schema.spec import Evidence, Role, Update
+    from ortkv.schema.stated import StatedEntry
     from ortkv.schema.topology import Flow
     from ortkv.signature import Dim, Signature, TensorSpec
 
@@ -30,6 +33,8 @@ class Candidate:
 
     is_state: whether it is a state of fixed size, not keys or values.
     order: when the graph takes it up, for one that has no flow.
+    stated: what the user says of it.   is_shown: whether the flow is the graph's own in all that
+    an entry rests on, not what was stated.
     """
 
     past: TensorSpec
@@ -38,6 +43,8 @@ class Candidate:
     named: Named | None
     is_state: bool = False
     order: int = 0
+    stated: StatedEntry | None = None
+    is_shown: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,16 +62,20 @@ def draft(candidate: Candidate, signature: Signature, sizes: GraphSizes, batch: 
     """
     if candidate.is_state:
         return _state(candidate)
-    past, flow = candidate.past, candidate.flow
+    past, flow, told = candidate.past, candidate.flow, candidate.stated
     present = candidate.present or _present_by_name(candidate, signature)
     update = _update(flow)
     if present is None and update != "constant":
         raise UnsupportedModel(
             f"{past}: a cache that the graph joins with new tokens, but no output is its present. "
-            f"{seen('outputs', signature.outputs)}. Export past and present together."
+            f"{seen('outputs', signature.outputs)}. Export past and present together. "
+            + settle(entries=[{"past": past.name, "present": "<output>"}])
         )
     by_shape = None if present is None else shapes.sequence_axis(past, present)
-    found = layout(_dims(past, present, sizes), flow, sequence=by_shape, batch=batch)
+    dims = _dims(past, present, sizes)
+    found = layout(dims, flow, sequence=by_shape, batch=batch)
+    if told is not None:
+        found = settled_layout(told, found, dims, past, batch)
     _check(past, present, found, update)
     if found is None:  # _check has raised
         raise UnsupportedModel(str(past))
@@ -82,6 +93,7 @@ def draft(candidate: Candidate, signature: Signature, sizes: GraphSizes, batch: 
             head_dim=found.head_dim,
             num_layers=found.num_layers,
             capacity=found.capacity,
+            alignment=flow.alignment if flow is not None else "end",
             window=_window(flow, found, past) if update == "window" else None,
             evidence=_evidence(candidate, present, role, found.axes, by_shape),
         ),
@@ -121,8 +133,8 @@ def _check(
         raise UnsupportedModel(
             f"{past}: expected an axis that grows with the tokens, and the number of key/value "
             "heads and head_dim as fixed sizes; the graph does not show which axis is which. "
-            "Export with named dynamic axes and static head sizes, or state the entry's layout "
-            "in ortkv.json or with --kv-map."
+            "Export with named dynamic axes and static head sizes, or state its own layout. "
+            + settle(entries=[{"past": past.name, "layout": "BHSD"}])
         )
     if found.capacity is not None and update == "concat":
         raise UnsupportedModel(
@@ -143,7 +155,7 @@ def _window(flow: Flow | None, found: Layout, past: TensorSpec) -> int:
 
 def _present_by_name(candidate: Candidate, signature: Signature) -> TensorSpec | None:
     """The output of the same layer and role, for a cache that the graph only reads."""
-    if candidate.named is None:
+    if candidate.named is None or (candidate.stated and candidate.stated.no_present):
         return None
     return next(
         (s for s in signature.outputs if names.read_present(s.name) == candidate.named), None
@@ -152,12 +164,15 @@ def _present_by_name(candidate: Candidate, signature: Signature) -> TensorSpec |
 
 def _role(candidate: Candidate, update: Update) -> Role:
     """What the graph does with it; its name only where the graph leaves that open."""
+    if candidate.stated is not None and candidate.stated.role is not None:
+        return candidate.stated.role
     role = candidate.flow.role if candidate.flow is not None else None
     role = role or (candidate.named.role if candidate.named is not None else None)
     if role is None:
         raise UnsupportedModel(
             f"{candidate.past}: a cache, but neither its use in the graph nor its name says "
-            "whether it holds keys or values. State its role in ortkv.json or with --kv-map."
+            'whether it holds keys or values. State its role, "key" or "value". '
+            + settle(entries=[{"past": candidate.past.name, "role": "key"}])
         )
     return _CROSS.get(role, role) if update == "constant" else role
 
@@ -167,7 +182,7 @@ def _evidence(
 ) -> tuple[Evidence, ...]:
     """The kinds of evidence that agree with the verdict."""
     found: list[Evidence] = []
-    if candidate.flow is not None:
+    if candidate.flow is not None and candidate.is_shown and _is_sequence(candidate.flow, axes):
         found.append("topology")
     named = candidate.named
     if named is not None and named.role == role:
@@ -176,7 +191,14 @@ def _evidence(
             found.append("name")
     if by_shape is not None and _axis_of(axes) == by_shape:
         found.append("shape")
+    if candidate.stated is not None:
+        found.append("stated")
     return tuple(found)
+
+
+def _is_sequence(flow: Flow, axes: str) -> bool:
+    """Whether the graph shows S where the layout has it, or shows nothing of it."""
+    return flow.sequence is None or flow.sequence.axis == _axis_of(axes)
 
 
 def _axis_of(axes: str) -> int:
@@ -203,10 +225,14 @@ def _state(candidate: Candidate) -> Draft:
     role: Role = "conv" if kernel is not None else "recurrent"
     if named is not None and named.role in ("conv", "recurrent"):
         role = named.role
-    evidence: list[Evidence] = ["topology"]
-    if named is not None and names.read_present(present.name) == named:
+    if candidate.stated is not None and candidate.stated.role is not None:
+        role = candidate.stated.role
+    evidence: list[Evidence] = ["topology"] if candidate.is_shown else []
+    if named is not None and named.role == role and names.read_present(present.name) == named:
         evidence.append("name")
     evidence.append("shape")
+    if candidate.stated is not None:
+        evidence.append("stated")
     return Draft(
         entry=CacheEntry(
             layer=named.layer if named is not None else 0,

@@ -145,12 +145,14 @@ def helpers_of(
         kind = _kind(spec, uses, tokens) if spec.dtype in _NUMBERS else None
         if kind is None or spec.dims is None:
             continue
+        if kind == "positions" and len(spec.dims) == 1 and _is_per_token(spec, tokens):
+            kind = "cache_position"
         found[spec.name] = HelperInput(
             name=spec.name,
             kind=kind,
             dtype=spec.dtype,
             dims=spec.dims,
-            values=_values(spec, kind, uses.mask),
+            values=default_values(spec, kind, uses.mask),
         )
     return _encoder_apart(found, source_lengths)
 
@@ -219,6 +221,14 @@ def _is_per_token(spec: TensorSpec, tokens: TensorSpec) -> bool:
     return spec.dims[-1] is not None and spec.dims[-1] == tokens.dims[1]
 
 
+def fits_kind(kind: HelperKind, spec: TensorSpec) -> bool:
+    """Whether an input has a rank and a dtype that an input of a kind may have."""
+    if kind in ("stated", "zeros"):
+        return spec.dtype in _NUMBERS
+    rules = [rule for rule in _RULES if rule.kind == kind]
+    return any(spec.rank in rule.ranks and spec.dtype in rule.dtypes for rule in rules)
+
+
 def _fits(rule: _Rule, spec: TensorSpec) -> bool:
     return bool(
         spec.dims is not None
@@ -228,7 +238,7 @@ def _fits(rule: _Rule, spec: TensorSpec) -> bool:
     )
 
 
-def _values(spec: TensorSpec, kind: HelperKind, used_as: MaskValues | None) -> MaskValues:
+def default_values(spec: TensorSpec, kind: HelperKind, used_as: MaskValues | None) -> MaskValues:
     """What a mask holds, by use; where that stays open, by what its dtype is used for elsewhere."""
     if kind not in ("mask_2d", "mask_4d", "encoder_mask"):
         return "keep"

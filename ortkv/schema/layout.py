@@ -105,7 +105,7 @@ def _name_batch_and_heads(
         if size is not None and letters[rest[0]] == "(BH)" and own is not None:
             heads = size.over(own)
             if heads is None and len(size.terms) == 1 and size.number is None:
-                letters[rest[0]] = "(BH)" if _heads_of(size, own) else "B"
+                letters[rest[0]] = "(BH)" if heads_of(size, own) else "B"
         return True
     if len(rest) != 2:
         return False
@@ -123,7 +123,7 @@ def _name_batch_and_heads(
     return True
 
 
-def _heads_of(size: Size, batch: Size | None) -> int | None:
+def heads_of(size: Size, batch: Size | None) -> int | None:
     """How many heads share an axis with the batch: its size over the batch's."""
     if size.number is not None and (batch is None or batch.number is None):
         return size.number
@@ -148,7 +148,7 @@ def _checked(
     own = None if batch is None else Size.of(batch)
     shared = sizes[place["(BH)"]] if "(BH)" in place else None
     if shared is not None:
-        heads = _heads_of(shared, own)
+        heads = heads_of(shared, own)
     else:
         heads = _number(sizes[place["H"]]) if "H" in place else 1
     if not heads or not head_dim:

@@ -71,7 +71,7 @@ def _verdict(wiring: Wiring, op: Op, state: _State, dtype: str) -> MaskValues | 
     if op.kind == "Mul" and any(_is_high(wiring, name) for name in others):
         return _kept(seen=not state.flipped)
     if op.kind == "Add" and state.added and not state.flipped and not dtype.startswith("bool"):
-        return "additive" if leads_to_softmax(wiring, op.outputs[0]) else None
+        return "additive" if leads_to_softmax(wiring, op.output()) else None
     return None
 
 

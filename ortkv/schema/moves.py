@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ortkv.schema.sizes import Size, axes_argument
+from ortkv.schema.sizes import MAX_RANK, Size, axes_argument, product
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,17 +54,24 @@ def moved(sizes: GraphSizes, op: Op, axes: Axes | None) -> Axes | None:
     if op.kind == "Transpose":
         perm = op.attribute("perm")
         order = list(perm.ints) if perm is not None else list(reversed(range(len(axes))))
-        return tuple(axes[i] for i in order) if len(order) == len(axes) else None
+        return tuple(axes[i] for i in order) if sorted(order) == list(range(len(axes))) else None
     if op.kind == "Unsqueeze":
         return _with_new(axes, axes_argument(sizes.wiring, op))
     if op.kind == "Squeeze":
         return without(axes, axes_argument(sizes.wiring, op))
     if op.kind == "Expand":
-        rank = len(sizes.ints(op.input(1)) or sizes.of(op.outputs[0]) or axes)
+        rank = len(sizes.ints(op.input(1)) or sizes.of(op.output()) or axes)
         return ((),) * (rank - len(axes)) + axes
     if op.kind == "Reshape":
-        return _reshaped(axes, sizes.of(op.input(0)), sizes.of(op.outputs[0]))
+        return _reshaped(axes, sizes.of(op.input(0)), sizes.of(op.output()))
     return None
+
+
+def axis_at(axes: Axes | None, place: int) -> Axis | None:
+    """One of the axes, from the front or the back; None where there is no such axis."""
+    if axes is None or not -len(axes) <= place < len(axes):
+        return None
+    return axes[place]
 
 
 def is_move(op: Op) -> bool:
@@ -76,7 +83,7 @@ def is_move(op: Op) -> bool:
 
 def without(axes: Axes, dropped: list[int] | None) -> Axes | None:
     """The axes that are left."""
-    if dropped is None:
+    if dropped is None or not axes:
         return None
     gone = {i % len(axes) for i in dropped}
     return tuple(axis for i, axis in enumerate(axes) if i not in gone)
@@ -86,6 +93,8 @@ def _with_new(axes: Axes, new: list[int] | None) -> Axes | None:
     if new is None:
         return None
     rank = len(axes) + len(new)
+    if not rank or rank > MAX_RANK:
+        return None
     places, old = {i % rank for i in new}, iter(axes)
     return tuple(() if i in places else next(old, ()) for i in range(rank))
 
@@ -125,7 +134,7 @@ def _regrouped(axes: Axes, before: Sizes, after: Sizes) -> Axes | None:
         return _split(axes[0], after)
     for i in range(1, len(before)):
         for j in range(1, len(after)):
-            left, right = _product(before[:i]), _product(after[:j])
+            left, right = product(before[:i]), product(after[:j])
             if left is not None and left == right:
                 first = _regrouped(axes[:i], before[:i], after[:j])
                 rest = _regrouped(axes[i:], before[i:], after[j:])
@@ -160,12 +169,3 @@ def _may_be_equal(a: Size | None, b: Size | None) -> bool:
     if a is None or b is None:
         return (a or b or Size.of("")).number is None
     return a == b or (a.number is None and b.number is None)
-
-
-def _product(sizes: Sizes) -> Size | None:
-    whole = Size.of(1)
-    for size in sizes:
-        if size is None:
-            return None
-        whole = whole * size
-    return whole

@@ -47,7 +47,7 @@ def _convention(name: str, past: str, *presents: str) -> Convention:
     )
 
 
-_N = r"(?P<layer>\d+)"
+_N = r"(?P<layer>\d{1,6})"
 _KV = r"(?P<role>key|value)"
 _K_V = r"(?P<role>k|v)"
 _STATE = r"(?P<role>conv_state|recurrent_state|ssm_state|conv|recurrent|ssm)"

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from ortkv.errors import UnsupportedModel
 from ortkv.schema import names
-from ortkv.schema.seen import seen
+from ortkv.schema.seen import few, seen
+from ortkv.schema.stated import settle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,11 +22,17 @@ def check_pairs(candidates: Sequence[Candidate], entries: Sequence[CacheEntry]) 
     presents = [entry.present for entry in entries if entry.present is not None]
     places = [(entry.layer, entry.role) for entry in entries]
     if len(set(presents)) < len(presents) or len(set(places)) < len(places):
-        pairs = ", ".join(f"{e.past} -> {e.present} (layer {e.layer} {e.role})" for e in entries)
+        twice = [e for e, place in zip(entries, places, strict=True)
+                 if presents.count(e.present or "") > 1 or places.count(place) > 1]  # fmt: skip
+        pairs = few([f"{e.past} -> {e.present} (layer {e.layer} {e.role})" for e in twice])
+        rivals = [
+            {"past": e.past, "present": e.present, "layer": e.layer, "role": e.role} for e in twice
+        ]
         raise UnsupportedModel(
             f"the cache is ambiguous, two inputs claim one place: {pairs}. Export again, with one "
-            "past and one present for the key and the value of each layer, or pair them in "
-            "ortkv.json or with --kv-map."
+            "past and one present for the key and the value of each layer; or say of each its own "
+            "present, layer and role, and state any that is no cache under inputs.helpers. "
+            + settle(entries=rivals)
         )
     for flow in (c.flow for c in candidates if c.flow is not None and not c.is_state):
         if flow.fault:
@@ -43,9 +50,7 @@ def check_complete(entries: Sequence[CacheEntry], signature: Signature, logits: 
     """
     claimed = {entry.present for entry in entries} | {logits.name}
     orphans = [
-        spec
-        for spec in signature.outputs
-        if names.read_present(spec.name) is not None and spec.name not in claimed
+        spec for spec in signature.outputs if spec.name not in claimed and _is_cache(spec, entries)
     ]
     read_only = [s for s in signature.inputs if s.name in _without_present(entries)]
     loose = [s for s in signature.outputs if s.name not in claimed]
@@ -55,10 +60,26 @@ def check_complete(entries: Sequence[CacheEntry], signature: Signature, logits: 
         values = {e.layer for e in entries if e.role == f"{kind}value"}
         if orphans or keys != values:
             raise UnsupportedModel(
-                f"the cache is incomplete: {kind}keys of layers {sorted(keys)}, {kind}values of "
-                f"layers {sorted(values)}, {seen('outputs without a past', orphans)}. Export "
+                f"the cache is incomplete: {kind}keys of layers {_listed(keys)}, {kind}values of "
+                f"layers {_listed(values)}, {seen('outputs without a past', orphans)}. Export "
                 "again, with one past and one present for the key and the value of each layer."
             )
+
+
+def _listed(layers: set[int]) -> str:
+    return f"[{few([str(layer) for layer in sorted(layers)])}]"
+
+
+def _is_cache(output: TensorSpec, entries: Sequence[CacheEntry]) -> bool:
+    """Whether an output is a cache by its name.
+
+    Not the source's keys and values in a graph that takes none: it makes them anew in every run.
+    """
+    named = names.read_present(output.name)
+    if named is None:
+        return False
+    takes_cross = any(entry.role in ("cross_key", "cross_value") for entry in entries)
+    return takes_cross or named.role not in ("cross_key", "cross_value")
 
 
 def _without_present(entries: Sequence[CacheEntry]) -> set[str]:

@@ -9,6 +9,8 @@ from ortkv.errors import UnsupportedModel
 from ortkv.schema import names
 from ortkv.schema.helper_inputs import find_tokens, helpers_of
 from ortkv.schema.seen import seen
+from ortkv.schema.settled import settled_helpers
+from ortkv.schema.stated import NOTHING
 from ortkv.schema.wiring import wire
 
 if TYPE_CHECKING:
@@ -17,11 +19,16 @@ if TYPE_CHECKING:
     import onnx
 
     from ortkv.schema.spec import CacheEntry, CacheSchema, HelperInput
+    from ortkv.schema.stated import KvMap
     from ortkv.signature import Signature
 
 
-def derive_prefill(signature: Signature, model: onnx.ModelProto, steps: CacheSchema) -> CacheSchema:
+def derive_prefill(
+    signature: Signature, model: onnx.ModelProto, steps: CacheSchema, stated: KvMap = NOTHING
+) -> CacheSchema:
     """Presents are matched by name: the same, or the same layer and role.
+
+    What is stated of inputs holds for those of the same name here.
 
     Raises: UnsupportedModel where a present is missing or an input is not understood.
     """
@@ -29,8 +36,10 @@ def derive_prefill(signature: Signature, model: onnx.ModelProto, steps: CacheSch
     outputs = {spec.name: spec for spec in signature.outputs}
     presents = [_first_present(entry, list(outputs)) for entry in steps.entries]
     logits = outputs.get(steps.logits)
-    tokens = find_tokens(signature.inputs, wiring, {steps.vocab_size})
-    rest = [spec for spec in signature.inputs if spec not in tokens]
+    tokens = [spec for spec in signature.inputs if spec.name == stated.tokens]
+    tokens = tokens or find_tokens(signature.inputs, wiring, {steps.vocab_size})
+    fed = settled_helpers(signature, wiring, stated)
+    rest = [spec for spec in signature.inputs if spec not in tokens and spec.name not in fed]
     helpers: Mapping[str, HelperInput] = {}
     if tokens:
         helpers = helpers_of(rest, wiring, (), tokens[0])
@@ -46,7 +55,7 @@ def derive_prefill(signature: Signature, model: onnx.ModelProto, steps: CacheSch
         tokens=tokens[0].name,
         tokens_dtype=tokens[0].dtype,
         fixed_query_len=None,
-        helpers=tuple(helpers.values()),
+        helpers=(*helpers.values(), *fed.values()),
         logits_dtype=logits.dtype,
         logits_dims=logits.dims or (),
         entries=tuple(

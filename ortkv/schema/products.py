@@ -32,7 +32,7 @@ class Use:
 
 def use_in_product(wiring: Wiring, op: Op, wire: str, rank: int) -> Use | None:
     """Key: the product goes into a softmax. Value: it is taken with what comes out of one."""
-    if leads_to_softmax(wiring, op.outputs[0]):
+    if leads_to_softmax(wiring, op.output()):
         role = KEY
     elif _comes_from_softmax(wiring, [name for name in op.inputs if name != wire]):
         role = VALUE
@@ -59,7 +59,7 @@ def _matmul_axes(op: Op, wire: str, rank: int) -> tuple[int, int] | None:
 
 def _einsum_axes(op: Op, wire: str) -> tuple[int, int] | None:
     attribute = op.attribute("equation")
-    equation = "" if attribute is None else attribute.s.decode().replace(" ", "")
+    equation = "" if attribute is None else attribute.s.decode(errors="replace").replace(" ", "")
     left, arrow, out = equation.partition("->")
     terms = left.split(",")
     if not arrow or len(terms) != len(op.inputs):
@@ -78,9 +78,9 @@ def leads_to_softmax(wiring: Wiring, start: str) -> bool:
         for op in wiring.consumers(front.pop()):
             if op.kind in SOFTMAX:
                 return True
-            if op.kind in SCORE_OPS and op.outputs[0] not in seen:
-                seen.update(op.outputs)
-                front.extend(op.outputs)
+            new = [out for out in op.outputs if op.kind in SCORE_OPS and out not in seen]
+            seen.update(new)
+            front.extend(new)
     return False
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from math import prod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -41,6 +40,14 @@ class Size:
         ((monomial, factor), *more) = self.terms
         return factor if not more and not monomial else None
 
+    @property
+    def is_small(self) -> bool:
+        """Whether it is of a size that a product with another such can be computed."""
+        return len(self.terms) <= _MAX_TERMS and all(
+            len(monomial) <= MAX_RANK and abs(factor) < _MAX_NUMBER
+            for monomial, factor in self.terms
+        )
+
     def __add__(self, other: Size) -> Size:
         total = Counter(dict(self.terms))
         for monomial, factor in other.terms:
@@ -72,6 +79,10 @@ class Size:
 Sizes = tuple["Size | None", ...]
 _MINUS_ONE = Size.of(-1)
 _MAX_VALUES = 16
+MAX_RANK = 16
+_MAX_TERMS = 64
+_MAX_NUMBER = 2**63
+"""Bounds on what is computed, so that no graph makes it grow with every op: x * x, of that ..."""
 _SAME_SHAPE = frozenset(
     {
         "Identity", "Cast", "Neg", "Sqrt", "Reciprocal", "Tanh", "Sigmoid", "Erf", "Relu", "Gelu",
@@ -87,6 +98,7 @@ _BROADCAST = frozenset(
 )  # fmt: skip
 _PASSED_ON = frozenset({"Identity", "Cast", "Unsqueeze", "Squeeze", "Reshape"})
 """Ops that hand a vector of sizes on as it is: a scalar counts as a vector of one."""
+_VALUE_OPS = _PASSED_ON | {"Concat", "Gather", "Slice", "Add", "Sub", "Mul", "Div"}
 
 
 @dataclass
@@ -99,6 +111,8 @@ class GraphSizes:
 
     def of(self, wire: str) -> Sizes | None:
         """A wire's dims, each None where it is not known; None without even a rank."""
+        if not wire:
+            return None
         if wire in self.wiring.constants:
             return tuple(Size.of(n) for n in self.wiring.constants[wire].dims)
         return self.dims.get(wire)
@@ -134,14 +148,20 @@ def graph_sizes(wiring: Wiring, inputs: Iterable[TensorSpec]) -> GraphSizes:
 
 
 def _note(found: GraphSizes, op: Op) -> None:
-    out = op.outputs[0] if op.outputs else ""
+    out = op.output()
+    if not out:
+        return
     values = _values(found, op)
     if values is not None and len(values) <= _MAX_VALUES:
         found.values[out] = values
     stated = found.dims.get(out)
     if stated is None or None in stated or len(op.outputs) > 1:
         dims = _dims(found, op)
-        if dims is not None and (stated is None or len(stated) == len(dims)):
+        if (
+            dims is not None
+            and len(dims) <= MAX_RANK
+            and (stated is None or len(stated) == len(dims))
+        ):
             known = stated or (None,) * len(dims)
             found.dims[out] = tuple(a or b for a, b in zip(known, dims, strict=True))
 
@@ -152,6 +172,8 @@ def _values(found: GraphSizes, op: Op) -> list[Size | None] | None:
         end = op.attribute("end")
         stop = None if end is None else end.i
         return None if dims is None else list(dims[op.int_attribute("start", 0) : stop])
+    if op.kind not in _VALUE_OPS:
+        return None
     parts = [found.ints(name) for name in op.inputs]
     if not parts or parts[0] is None:
         return None
@@ -173,17 +195,18 @@ def _taken(wiring: Wiring, op: Op, values: list[Size | None]) -> list[Size | Non
         known = first is not None and all(-len(values) <= i < len(values) for i in first)
         return [values[i] for i in first] if known and first is not None else None
     last, step = wiring.ints(op.input(2)), wiring.ints(op.input(4)) or [1]
-    return None if first is None or last is None else values[first[0] : last[0] : step[0]]
+    return values[first[0] : last[0] : step[0]] if first and last and step[0] else None
 
 
 def _arithmetic(
     kind: str, left: list[Size | None], right: list[Size | None]
 ) -> list[Size | None] | None:
     width = max(len(left), len(right))
-    if {len(left), len(right)} - {1, width}:
+    if not (left and right) or {len(left), len(right)} - {1, width}:
         return None
     pairs = zip(left * (width // len(left)), right * (width // len(right)), strict=True)
-    return [None if a is None or b is None else _ARITHMETIC[kind](a, b) for a, b in pairs]
+    found = [None if a is None or b is None else _ARITHMETIC[kind](a, b) for a, b in pairs]
+    return [None if size is None or not size.is_small else size for size in found]
 
 
 _ARITHMETIC: dict[str, Callable[[Size, Size], Size | None]] = {
@@ -206,9 +229,9 @@ def _dims(found: GraphSizes, op: Op) -> Sizes | None:
     return None if rule is None else rule(found, op, first)
 
 
-def _broadcast(shapes: list[Sizes | None]) -> Sizes | None:
+def _broadcast(shapes: list[Sizes | None]) -> Sizes:
     known = [shape for shape in shapes if shape is not None]
-    rank = max(map(len, known))
+    rank = max(map(len, known), default=0)
     columns = zip(*((Size.of(1),) * (rank - len(s)) + s for s in known), strict=True)
     return tuple(_widest(column) for column in columns)
 
@@ -236,10 +259,20 @@ def _reshape(found: GraphSizes, op: Op, dims: Sizes) -> Sizes | None:
     open_ones = [i for i, size in enumerate(sizes) if size is None or size.number == -1]
     if len(open_ones) == 1:
         rest = [size for i, size in enumerate(sizes) if i not in open_ones and size is not None]
-        whole = [size for size in dims if size is not None]
-        left = prod(whole, start=Size.of(1)).over(prod(rest, start=Size.of(1)))
-        sizes[open_ones[0]] = left if len(whole) == len(dims) else None
+        whole, taken = product(dims), product(rest)
+        sizes[open_ones[0]] = None if whole is None or taken is None else whole.over(taken)
     return tuple(None if s is not None and s.number == -1 else s for s in sizes)
+
+
+def product(sizes: Iterable[Size | None]) -> Size | None:
+    """All sizes multiplied; None where one is not known, or the product grows too large."""
+    whole: Size | None = Size.of(1)
+    for size in sizes:
+        if size is None or whole is None:
+            return None
+        whole = whole * size
+        whole = whole if whole.is_small else None
+    return whole
 
 
 def _unsqueeze(found: GraphSizes, op: Op, dims: Sizes) -> Sizes | None:
@@ -247,26 +280,30 @@ def _unsqueeze(found: GraphSizes, op: Op, dims: Sizes) -> Sizes | None:
     if axes is None:
         return None
     rank = len(dims) + len(axes)
+    if not rank:
+        return dims
     places, old = {i % rank for i in axes}, iter(dims)
     return tuple(Size.of(1) if i in places else next(old, None) for i in range(rank))
 
 
 def _squeeze(found: GraphSizes, op: Op, dims: Sizes) -> Sizes | None:
     axes = axes_argument(found.wiring, op)
-    if axes is None:
+    if axes is None or not dims:
         return None
     gone = {i % len(dims) for i in axes}
     return tuple(d for i, d in enumerate(dims) if i not in gone)
 
 
 def _gather(found: GraphSizes, op: Op, dims: Sizes) -> Sizes | None:
-    indices, axis = found.of(op.input(1)), op.int_attribute("axis", 0) % max(len(dims), 1)
-    return None if indices is None else dims[:axis] + indices + dims[axis + 1 :]
+    indices, axis = found.of(op.input(1)), op.place(len(dims))
+    return None if indices is None or axis is None else dims[:axis] + indices + dims[axis + 1 :]
 
 
 def _concat(found: GraphSizes, op: Op, dims: Sizes) -> Sizes | None:
     shapes = [found.of(name) for name in op.inputs]
-    axis = op.int_attribute("axis", 0) % max(len(dims), 1)
+    axis = op.place(len(dims))
+    if axis is None:
+        return None
     total: Size | None = Size.of(0)
     for shape in shapes:
         if shape is None or len(shape) != len(dims):
@@ -282,8 +319,7 @@ def _matmul(found: GraphSizes, op: Op, dims: Sizes) -> Sizes | None:
     other = found.of(op.input(1))
     if other is None or len(other) < 2 or len(dims) < 2:
         return None
-    lead = _broadcast([dims[:-2], other[:-2]])
-    return None if lead is None else (*lead, dims[-2], other[-1])
+    return (*_broadcast([dims[:-2], other[:-2]]), dims[-2], other[-1])
 
 
 def _nbits(_: GraphSizes, op: Op, dims: Sizes) -> Sizes:
@@ -291,12 +327,15 @@ def _nbits(_: GraphSizes, op: Op, dims: Sizes) -> Sizes:
 
 
 def _split(found: GraphSizes, op: Op, dims: Sizes) -> Sizes | None:
-    axis = op.int_attribute("axis", 0) % max(len(dims), 1)
+    axis = op.place(len(dims))
+    if axis is None:
+        return None
     attribute = op.attribute("split")
     parts = list(attribute.ints) if attribute is not None else found.wiring.ints(op.input(1))
     whole = dims[axis]
-    for i, out in enumerate(op.outputs):
-        size = Size.of(parts[i]) if parts else whole and whole.over(Size.of(len(op.outputs)))
+    even = None if whole is None else whole.over(Size.of(len(op.outputs)))
+    sizes = [even] * len(op.outputs) if parts is None else [Size.of(part) for part in parts]
+    for size, out in zip(sizes, op.outputs, strict=False):
         found.dims.setdefault(out, (*dims[:axis], size, *dims[axis + 1 :]))
     return None
 

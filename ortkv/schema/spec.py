@@ -28,9 +28,10 @@ HelperKind = Literal[
     "beam_indices",
     "token_types",
     "zeros",
+    "stated",
 ]
 """How a helper input is computed; ``ortkv.feeds`` has one function for each. 'zeros' is the safe
-default of an input that ortkv has no other rule for."""
+default of an input that ortkv has no other rule for; 'stated' is a number that the user gave."""
 MaskValues = Literal["keep", "drop", "additive"]
 """What a mask holds: 1 where a token is seen, 1 where it is not, or what to add to the scores."""
 RowAlignment = Literal["start", "end"]
@@ -44,7 +45,8 @@ class CacheEntry:
     value, X an axis of a state whose meaning is the model's own; letters in parentheses share
     one axis. ``num_layers``: how many L stands for. ``state_dims``: the sizes of the X.
     ``capacity``: the sequence axis' size where the graph fixes it. ``window``: the most tokens
-    that are kept, the oldest dropped first; None for all.
+    that are kept, the oldest dropped first; None for all. ``alignment``: at which end of a
+    window of fixed capacity the tokens are while it is not full.
     ``past`` is None in a graph for first runs, which starts a cache and reads none; ``present``
     is None where the graph gives none out, as for cross-attention it only reads.
     """
@@ -62,6 +64,7 @@ class CacheEntry:
     num_layers: int = 1
     capacity: int | None = None
     window: int | None = None
+    alignment: RowAlignment = "end"
     state_dims: tuple[int, ...] = ()
 
     @property
@@ -112,7 +115,8 @@ class CacheEntry:
 class HelperInput:
     """An input that is neither tokens nor cache, and the rule that computes it.
 
-    ``values`` is for masks alone.
+    ``values`` is for masks alone, ``fill`` the number that a 'stated' one holds in every place.
+    ``is_stated``: ortkv.json or --kv-map says what it is.
     """
 
     name: str
@@ -120,6 +124,8 @@ class HelperInput:
     dtype: str
     dims: tuple[Dim, ...]
     values: MaskValues = "keep"
+    fill: float = 0.0
+    is_stated: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,9 +184,14 @@ class CacheSchema:
 
     def to_dict(self) -> dict[str, Any]:
         """The document ``ortkv inspect --json`` prints (docs/inspect.schema.json)."""
+        fills = {h.name: h.fill for h in self.helpers if h.kind == "stated"}
         return {
             "format": 1,
-            "inputs": {"tokens": self.tokens, "helpers": {h.name: h.kind for h in self.helpers}},
+            "inputs": {
+                "tokens": self.tokens,
+                "helpers": {h.name: h.kind for h in self.helpers},
+                **({"values": fills} if fills else {}),
+            },
             "outputs": {"logits": self.logits},
             "entries": [_entry_dict(entry) for entry in self.entries],
         }
@@ -195,7 +206,7 @@ def _entry_dict(entry: CacheEntry) -> dict[str, Any]:
         "layout": entry.layout,
         "update": entry.update,
         "dtype": entry.dtype,
-        "num_kv_heads": entry.num_kv_heads,
-        "head_dim": entry.head_dim,
+        "num_kv_heads": None if entry.state_dims else entry.num_kv_heads,
+        "head_dim": None if entry.state_dims else entry.head_dim,
         "evidence": list(entry.evidence),
     }

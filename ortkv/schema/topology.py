@@ -8,6 +8,7 @@ or after the softmax, tells key from value; the graph outputs it reaches are its
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ortkv.schema.apart import new_beside
@@ -15,6 +16,7 @@ from ortkv.schema.fused_ops import KEY, KEY_VALUE, VALUE, fused
 from ortkv.schema.moves import (
     REARRANGING,
     Part,
+    axis_at,
     is_move,
     moved,
     whole_axes,
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from ortkv.schema.moves import Axes, Axis
     from ortkv.schema.products import Use
     from ortkv.schema.sizes import GraphSizes
-    from ortkv.schema.spec import Role, Update
+    from ortkv.schema.spec import Role, RowAlignment, Update
     from ortkv.schema.wiring import Op, Wiring
 
 
@@ -58,10 +60,13 @@ class Flow:
     new_sizes: the dims of the new tokens, by the past's axes.
     window: the most tokens that a present keeps, where it drops older ones and says how many.
     query_len: the one number of new tokens a run may have, where what is dropped fixes it.
+    alignment: at which end of a window of fixed size its tokens are.
     fault: what keeps the present from being the past with the new tokens after it; '' if nothing.
     row_lengths: wires with each row's own length, for ops that take one; '' for one that does not.
     kernel: the tokens that a convolution it enters spans; None where it enters none.
-    transposed: whether its axes are put in another order before the join.   path: the ops it goes through to its present.
+    transposed: whether its axes are put in another order before the join.
+    path: the ops it goes through to its present.   join: the op that adds the new tokens.
+    readers: the ops that told a role.
     """
 
     past: str
@@ -77,11 +82,14 @@ class Flow:
     order: int
     window: int | None
     query_len: int | None
+    alignment: RowAlignment
     fault: str
     row_lengths: frozenset[str]
     kernel: int | None
     transposed: bool
     path: tuple[str, ...]
+    join: Op | None
+    readers: tuple[tuple[Role, Op], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +117,8 @@ class _Step:
     window: int | None = None
     query_len: int | None = None
     fault: str = ""
+    placed: bool = False
+    """Whether the new tokens were written at a place of their own after they were joined."""
     computed: bool = False
     """Whether arithmetic has been done on it: still good to tell a role, no present any more."""
 
@@ -120,6 +130,7 @@ class _Findings:
     arrivals: dict[str, _Step] = field(default_factory=dict[str, _Step])
     roles: set[Role] = field(default_factory=set["Role"])
     orders: list[int] = field(default_factory=list[int])
+    readers: list[tuple[Role, Op]] = field(default_factory=list["tuple[Role, Op]"])
     sequences: list[Axis] = field(default_factory=list["Axis"])
     depths: list[Axis] = field(default_factory=list["Axis"])
     parts: dict[Part, dict[int, set[Role]]] = field(
@@ -136,9 +147,10 @@ class _Findings:
     kernels: list[int] = field(default_factory=list[int])
     transposes: list[Op] = field(default_factory=list["Op"])
 
-    def used_as(self, role: Role, step: _Step, order: int) -> None:
+    def used_as(self, role: Role, step: _Step, op: Op) -> None:
         self.roles.add(role)
-        self.orders.append(order)
+        self.orders.append(op.order)
+        self.readers.append((role, op))
         for axis, part in step.picks:
             self.parts.setdefault(axis, {}).setdefault(part, set()).add(role)
 
@@ -151,6 +163,21 @@ class _Graph:
     sizes: GraphSizes
     pasts: frozenset[str]
     outputs: frozenset[str]
+
+    @cached_property
+    def measured(self) -> bool:
+        """Whether the graph takes a past's shape, for positions say: it would see the capacity."""
+        takers = (op for past in self.pasts for op in self.wiring.consumers(past))
+        return any(op.kind == "Shape" for op in takers)
+
+    @cached_property
+    def of_pasts(self) -> set[str]:
+        """The pasts, and every wire that is computed from one."""
+        found = set(self.pasts)
+        for op in self.wiring.ops:
+            if not found.isdisjoint(op.inputs):
+                found.update(out for out in op.outputs if out)
+        return found
 
 
 LEAST_CACHE_RANK = 3
@@ -195,11 +222,14 @@ def _flow(graph: _Graph, past: str, rank: int) -> Flow | None:
         order=min(findings.orders, default=0),
         window=None if arrival is None else arrival.window,
         query_len=None if arrival is None else arrival.query_len,
+        alignment="start" if arrival is not None and arrival.placed else "end",
         fault=_fault(arrival),
         row_lengths=frozenset(findings.row_lengths),
         kernel=None if findings.roles else max(findings.kernels, default=None),
         transposed=bool(findings.transposes),
         path=(past,) if arrival is None else arrival.path,
+        join=None if join is None else join.op,
+        readers=tuple(findings.readers),
     )
 
 
@@ -245,17 +275,28 @@ def _arrivals_of_new(graph: _Graph, findings: _Findings) -> dict[str, _Step]:
     return arrivals
 
 
+_UNDONE = REARRANGING | {"Expand", "Tile"}
+"""Ops before which new tokens may be given out: they are put in order, or shared by more heads."""
+
+
 def _sources(graph: _Graph, wire: str, axes: Axes | None) -> Iterator[tuple[str, Axes | None]]:
     """A wire and those it was only rearranged from, each with its axes."""
     yield wire, axes
-    while (maker := graph.wiring.makers.get(wire)) is not None and maker.kind in REARRANGING:
+    while (maker := graph.wiring.makers.get(wire)) is not None and maker.kind in _UNDONE:
         perm = maker.attribute("perm")
         if maker.kind == "Transpose" and axes is not None and perm is not None:
-            axes = tuple(axes[list(perm.ints).index(i)] for i in range(len(axes)))
+            axes = _unpermuted(axes, list(perm.ints))
         elif maker.kind not in ("Identity", "Cast"):
             axes = None
         wire = maker.input(0)
         yield wire, axes
+
+
+def _unpermuted(axes: Axes, perm: list[int]) -> Axes | None:
+    """The axes before a Transpose that gave these; None where it is none of theirs."""
+    if sorted(perm) != list(range(len(axes))):
+        return None
+    return tuple(axes[perm.index(i)] for i in range(len(axes)))
 
 
 def _stacks(findings: _Findings, sequence: Part | None) -> tuple[Stack, ...]:
@@ -324,12 +365,12 @@ def _next(graph: _Graph, op: Op, step: _Step, findings: _Findings) -> list[_Step
     elif op.kind == "Where" and step.wire in op.inputs[1:] and step.join is None:
         return [_blended(graph, op, step, findings)]
     elif op.kind in ("Mul", "Div", "Neg"):
-        return [replace(step, wire=op.outputs[0], computed=True, path=(*step.path, op.kind))]
+        return [replace(step, wire=op.output(), computed=True, path=(*step.path, op.kind))]
     elif op.kind == "Add" and step.computed:
         return [
             _blended(graph, op, step, findings)
             if step.join is None
-            else replace(step, wire=op.outputs[0])
+            else replace(step, wire=op.output())
         ]
     elif op.input(0) == step.wire:
         return _through_move(graph, op, step, findings)
@@ -349,10 +390,12 @@ def _note_product(graph: _Graph, op: Op, step: _Step, findings: _Findings) -> No
     use = use_in_product(graph.wiring, op, step.wire, rank)
     if use is None:
         return
-    findings.used_as(use.role, step, op.order)
-    if step.axes is not None and use.sequence is not None and use.depth is not None:
-        findings.sequences.append(step.axes[use.sequence])
-        findings.depths.append(step.axes[use.depth])
+    findings.used_as(use.role, step, op)
+    sequence = None if use.sequence is None else axis_at(step.axes, use.sequence)
+    depth = None if use.depth is None else axis_at(step.axes, use.depth)
+    if sequence is not None and depth is not None:
+        findings.sequences.append(sequence)
+        findings.depths.append(depth)
     if step.join is None:
         _note_apart(graph, op, step, use, findings)
 
@@ -361,7 +404,7 @@ def _note_apart(graph: _Graph, op: Op, step: _Step, use: Use, findings: _Finding
     new = new_beside(graph.wiring, op, step.wire, use.role)
     if new is None:
         return
-    axis = None if step.axes is None or use.sequence is None else step.axes[use.sequence]
+    axis = None if use.sequence is None else axis_at(step.axes, use.sequence)
     join = _Join(update="delta", axis=axis, op=op)
     findings.joins.append(join)
     findings.partners.append((new, replace(step, join=join, computed=False)))
@@ -378,32 +421,33 @@ def _through_fused(
     if index not in table.pairs:
         return []
     output, role = table.pairs[index]
-    findings.used_as(role, step, op.order)
+    findings.used_as(role, step, op)
     if role == KEY_VALUE:
         findings.parts[Part(0)] = {0: {KEY}, 1: {VALUE}}
         findings.dropped.add(Part(0))
-    if step.axes is not None:
-        findings.sequences.append(step.axes[-2])
-        findings.depths.append(step.axes[-1])
+    sequence, depth = axis_at(step.axes, -2), axis_at(step.axes, -1)
+    if sequence is not None and depth is not None:
+        findings.sequences.append(sequence)
+        findings.depths.append(depth)
     row_lengths = op.input(table.row_lengths) if table.row_lengths is not None else ""
     findings.row_lengths.add(row_lengths)
-    if output >= len(op.outputs) or not op.outputs[output]:
+    if not op.output(output):
         return []
     join = _Join(
         update="in_place" if _shares_buffer(graph, op, table) else "concat",
-        axis=None if step.axes is None else step.axes[-2],
+        axis=sequence,
         op=op,
         head_dim=_head_dim(graph.wiring, op),
         row_lengths=row_lengths,
     )
     path = (*step.path, op.kind)
-    return [replace(step, wire=op.outputs[output], join=join, path=path)]
+    return [replace(step, wire=op.output(output), join=join, path=path)]
 
 
 def _note_operand(graph: _Graph, op: Op, role: Role, step: _Step, findings: _Findings) -> None:
     """The whole key or value of an attention op: [B, H, S, D], or [B, S, H*D]."""
-    findings.used_as(role, step, op.order)
-    if step.axes is not None:
+    findings.used_as(role, step, op)
+    if step.axes is not None and len(step.axes) in (len("BSD"), len("BHSD")):
         findings.sequences.append(step.axes[2 if len(step.axes) == 4 else 1])
         findings.depths.append(step.axes[3] if len(step.axes) == 4 else _depth_in(graph, op, step))
 
@@ -436,32 +480,15 @@ def _shares_buffer(graph: _Graph, op: Op, table: FusedOp) -> bool:
     if any(out in graph.wiring.leaves for out in op.outputs):
         return False  # the other branch starts a cache as long as its tokens
     lengths = [op.input(i) for i in table.lengths if op.input(i)]
-    # A graph that measures the past itself (for positions, say) would see the capacity.
-    measured = any(
-        taker.kind == "Shape" for past in graph.pasts for taker in graph.wiring.consumers(past)
-    )
-    return bool(lengths) and not measured and not _depends_on(graph.wiring, lengths, graph.pasts)
-
-
-def _depends_on(wiring: Wiring, wires: list[str], sources: frozenset[str]) -> bool:
-    front, seen = list(wires), set[str]()
-    while front:
-        wire = front.pop()
-        if wire in sources:
-            return True
-        if wire not in seen and wire in wiring.makers:
-            front.extend(wiring.makers[wire].inputs)
-        seen.add(wire)
-    return False
+    return bool(lengths) and not graph.measured and graph.of_pasts.isdisjoint(lengths)
 
 
 def _through_concat(graph: _Graph, op: Op, step: _Step, findings: _Findings) -> list[_Step]:
     """The first concatenation joins past and new; a later one stacks what was split before."""
-    after = replace(step, wire=op.outputs[0], path=(*step.path, "Concat"))
+    after = replace(step, wire=op.output(), path=(*step.path, "Concat"))
     if step.join is not None or _of_one_source(graph, op, step):
         return [after]
-    place = op.int_attribute("axis", 0)
-    axis = None if step.axes is None else step.axes[place]
+    axis = axis_at(step.axes, op.int_attribute("axis", 0))
     fault = "" if op.input(0) == step.wire else "puts the new tokens before the past"
     dropped = [start for part, start in step.picks if axis == (part,) and start > 0]
     update: Update = "window" if dropped else "concat"
@@ -473,7 +500,8 @@ def _through_concat(graph: _Graph, op: Op, step: _Step, findings: _Findings) -> 
     )
     partners = [name for name in op.inputs if name != step.wire]
     findings.partners.extend((name, after) for name in partners)
-    _note_new_sizes(graph, step.axes, partners[0], findings)
+    for partner in partners[:1]:
+        _note_new_sizes(graph, step.axes, partner, findings)
     return [after]
 
 
@@ -495,21 +523,22 @@ def _through_scatter(graph: _Graph, op: Op, step: _Step, findings: _Findings) ->
     place = {"ScatterND": 0, "TensorScatter": op.int_attribute("axis", -2)}.get(
         op.kind, op.int_attribute("axis", 0)
     )
-    axis = None if step.axes is None else step.axes[place]
+    axis = axis_at(step.axes, place)
     lengths = op.input(2) if op.kind == "TensorScatter" else ""
     if op.kind == "TensorScatter":
         findings.row_lengths.add(lengths)
     join = _Join(update="scatter", axis=axis, op=op, row_lengths=lengths)
     _note_new_sizes(graph, step.axes, op.input(1 if op.kind == "TensorScatter" else 2), findings)
-    after = replace(step, wire=op.outputs[0], join=step.join or join, path=(*step.path, op.kind))
-    return [after]
+    after = replace(step, wire=op.output(), join=step.join or join, path=(*step.path, op.kind))
+    return [replace(after, placed=step.join is not None)]
 
 
 def _blended(graph: _Graph, op: Op, step: _Step, findings: _Findings) -> _Step:
     """New tokens take the past's place by a mask; the axis is for the product to tell."""
     join = _Join(update="scatter", axis=None, op=op)
-    after = replace(step, wire=op.outputs[0], join=join, computed=False, path=(*step.path, op.kind))
-    _note_new_sizes(graph, step.axes, next(n for n in op.inputs if n != step.wire), findings)
+    after = replace(step, wire=op.output(), join=join, computed=False, path=(*step.path, op.kind))
+    new = next((name for name in op.inputs if name != step.wire), "")
+    _note_new_sizes(graph, step.axes, new, findings)
     return after
 
 
@@ -550,7 +579,8 @@ def _note_dropped(before: Axes, after: Axes | None, findings: _Findings) -> None
 
 def _split(op: Op, step: _Step) -> list[_Step]:
     """A part on each output."""
-    axis = None if step.axes is None else _one(step.axes[op.int_attribute("axis", 0)])
+    cut = axis_at(step.axes, op.int_attribute("axis", 0))
+    axis = None if cut is None else _one(cut)
     return [
         replace(step, wire=out, picks=step.picks if axis is None else (*step.picks, (axis, part)))
         for part, out in enumerate(op.outputs)
@@ -560,13 +590,12 @@ def _split(op: Op, step: _Step) -> list[_Step]:
 def _sliced(graph: _Graph, op: Op, step: _Step) -> _Step:
     """A part of one axis, told by where it starts; along the sequence, what is kept of it."""
     starts, axes = graph.sizes.ints(op.input(1)), graph.wiring.ints(op.input(3))
-    if step.axes is None or axes is None or len(axes) != 1 or axes[0] >= len(step.axes):
-        return step
-    axis = _one(step.axes[axes[0]])
-    start = None if starts is None or starts[0] is None else starts[0].number
+    cut = axis_at(step.axes, axes[0]) if axes is not None and len(axes) == 1 else None
+    axis = None if cut is None else _one(cut)
     if axis is None:
         return step
-    if step.join is None or step.join.axis is None or step.axes[axes[0]] != step.join.axis:
+    start = None if not starts or starts[0] is None else starts[0].number
+    if step.join is None or step.join.axis is None or cut != step.join.axis:
         return step if start is None else replace(step, picks=(*step.picks, (axis, start)))
     return _cut(graph, op, step, start)
 
@@ -585,6 +614,8 @@ def _cut(graph: _Graph, op: Op, step: _Step, start: int | None) -> _Step:
         return replace(step, join=replace(join, update="delta"))
     if start is not None and join.update == "concat":
         return replace(step, query_len=start, join=replace(join, update="window"))
+    if step.placed:
+        return replace(step, join=replace(join, update="window"))
     return replace(step, fault="cuts the joined tokens in a way that ortkv does not understand")
 
 
@@ -596,7 +627,8 @@ def _gathered(graph: _Graph, op: Op, step: _Step, findings: _Findings) -> _Step:
     dims, axes = graph.sizes.of(op.input(1)), step.axes
     if index is None or len(index) != 1:
         return step if dims is not None and len(dims) == 1 else replace(step, axes=None)
-    place = _one(axes[axis])
+    picked = axis_at(axes, axis)
+    place = None if picked is None else _one(picked)
     if place is not None:
         step = replace(step, picks=(*step.picks, (place, index[0])))
     if not graph.wiring.is_scalar(op.input(1)):

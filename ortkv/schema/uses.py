@@ -80,11 +80,11 @@ def uses_of(wiring: Wiring, spec: TensorSpec, pasts: Iterable[str]) -> Uses:
                 tables.append(table)
             moves_rows |= op.kind == "Gather" and place == 1 and op.input(0) in rows
             rotary |= op.kind in _ROTARY
-            if _goes_on(op, wire) and op.outputs[0] not in seen:
-                seen.add(op.outputs[0])
-                front.append(op.outputs[0])
+            if _goes_on(op, wire) and op.output() not in seen:
+                seen.add(op.output())
+                front.append(op.output())
                 if op.kind in _MOVES and wire in whole:
-                    whole.add(op.outputs[0])
+                    whole.add(op.output())
     return Uses(
         tables=tables,
         slots=slots,
@@ -124,14 +124,15 @@ def _is_place(wiring: Wiring, name: str, pasts: set[str]) -> bool:
 
 def _is_total(wiring: Wiring, name: str) -> bool:
     """Whether a number counts the new tokens too: the graph takes their number from it."""
-    front = [name]
+    front, seen = [name], {name}
     while front:
         wire = front.pop()
         for op in wiring.consumers(wire):
             if op.kind == "Sub" and op.input(0) == wire and wiring.number(op.input(1)) is None:
                 return True
-            if op.kind in _MOVES and op.input(0) == wire:
-                front.extend(op.outputs)
+            if op.kind in _MOVES and op.input(0) == wire and op.output() not in seen:
+                seen.add(op.output())
+                front.append(op.output())
     return False
 
 

@@ -10,6 +10,10 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from ortkv.schema.inlining import inlined
+from ortkv.schema.order import in_order
 from ortkv.signature import dims_of
 
 if TYPE_CHECKING:
@@ -37,6 +41,15 @@ class Op:
     def input(self, index: int) -> str:
         """The wire at an input's place; '' where the node leaves it out."""
         return self.inputs[index] if index < len(self.inputs) else ""
+
+    def output(self, index: int = 0) -> str:
+        """The wire at an output's place; '' where the node leaves it out."""
+        return self.outputs[index] if index < len(self.outputs) else ""
+
+    def place(self, rank: int, *, default: int = 0) -> int | None:
+        """Its ``axis`` of so many, counted from the front; None where there is no such axis."""
+        axis = self.int_attribute("axis", default)
+        return axis % rank if -rank <= axis < rank else None
 
     def attribute(self, name: str) -> onnx.AttributeProto | None:
         """The node's attribute, or None where it takes the default."""
@@ -87,13 +100,8 @@ class Wiring:
 
     def ints(self, wire: str) -> list[int] | None:
         """The constant integers on a wire, or None where they are computed or not small."""
-        tensor = self.constants.get(wire)
-        if tensor is None or tensor.data_location == tensor.EXTERNAL:
-            return None
-        from onnx import numpy_helper
-
-        array = numpy_helper.to_array(tensor)
-        if array.dtype.kind != "i" or array.size > 16:
+        array = _small_array(self.constants.get(wire))
+        if array is None or array.dtype.kind != "i":
             return None
         return [int(v) for v in array.reshape(-1)]
 
@@ -105,11 +113,10 @@ class Wiring:
     @staticmethod
     def number_in(tensor: onnx.TensorProto) -> float | None:
         """The one number in a tensor; None where it holds several."""
-        if tensor.data_location == tensor.EXTERNAL or prod(tensor.dims) != 1:
+        array = _small_array(tensor)
+        if array is None or array.size != 1 or array.dtype.kind not in _NUMBERS:
             return None
-        from onnx import numpy_helper
-
-        return float(numpy_helper.to_array(tensor).reshape(-1)[0])
+        return float(array.reshape(-1)[0])
 
     def is_scalar(self, wire: str) -> bool:
         """Whether a wire carries a constant of rank 0."""
@@ -117,14 +124,36 @@ class Wiring:
         return tensor is not None and len(tensor.dims) == 0
 
 
-def wire(model: onnx.ModelProto) -> Wiring:
-    """Index a model's graph, its local functions inlined."""
-    if model.functions:
-        from onnx import inliner
+_MOST_VALUES = 16
+_NUMBERS = "biufV"
+"""numpy's kinds that are numbers; V is what ml_dtypes' are."""
 
-        model = inliner.inline_local_functions(model)
+
+def _small_array(tensor: onnx.TensorProto | None) -> np.ndarray | None:
+    """What a small tensor holds; None where it is external, or not what its dims and dtype say."""
+    if tensor is None or tensor.data_location == tensor.EXTERNAL:
+        return None
+    if any(dim < 0 for dim in tensor.dims) or prod(tensor.dims) > _MOST_VALUES:
+        return None
+    from onnx import numpy_helper
+
+    if tensor.data_type == tensor.INT64 and len(tensor.raw_data) == 8 * prod(tensor.dims):
+        return np.frombuffer(tensor.raw_data, "<i8")  # most constants; to_array takes 40 us
+    try:
+        return numpy_helper.to_array(tensor)
+    except (KeyError, TypeError, ValueError):  # numpy_helper checks neither dtype nor length
+        return None
+
+
+def wire(model: onnx.ModelProto) -> Wiring:
+    """Index a model's graph, its local functions inlined.
+
+    No wire has two makers, and none is made of itself, so that every walk along makers ends.
+
+    Raises: UnsupportedModel for a graph with names of two meanings, or that goes in a circle.
+    """
     wiring = Wiring()
-    _add_graph(wiring, model.graph, scope="", outer={})
+    _add_graph(wiring, inlined(model).graph, scope="", outer={})
     return wiring
 
 
@@ -143,9 +172,9 @@ def _add_graph(
     for tensor in graph.initializer:
         wiring.constants[define(tensor.name)] = tensor
     _note_stated(wiring, graph, scope)
-    for node in graph.node:
-        inputs = tuple(names.get(name, name) for name in node.input)
-        outputs = tuple(define(name) for name in node.output)
+    for node in in_order(graph):
+        inputs = tuple([names.get(name, name) for name in node.input])
+        outputs = tuple([define(name) for name in node.output])
         op = Op(
             kind=node.op_type,
             domain=node.domain or "ai.onnx",
@@ -157,9 +186,11 @@ def _add_graph(
         wiring.ops.append(op)
         _connect(wiring, op)
         for label, branch in _branches(node):
-            inner = _add_graph(wiring, branch, scope=f"{outputs[0]}/{label}/", outer=names)
-            for leaf, result in zip(branch.output, outputs, strict=True):
-                wiring.leaves[inner[leaf.name]] = result
+            # in_order lets no name with a NUL pass: none from outside is one from inside.
+            inner = _add_graph(wiring, branch, scope=f"{op.order}\0{label}\0", outer=names)
+            for leaf, result in zip(branch.output, outputs, strict=False):
+                if leaf.name in inner and result:
+                    wiring.leaves[inner[leaf.name]] = result
     return names
 
 
@@ -178,8 +209,10 @@ def _connect(wiring: Wiring, op: Op) -> None:
             wiring.takers.setdefault(name, []).append(op)
     if op.kind == "Constant":
         value = op.attribute("value")
+        if not op.output():
+            return
         if value is not None:
-            wiring.constants[op.outputs[0]] = value.t
+            wiring.constants[op.output()] = value.t
         else:
             _add_plain_constant(wiring, op)
 
@@ -191,11 +224,11 @@ def _add_plain_constant(wiring: Wiring, op: Op) -> None:
     one, many = op.attribute("value_int"), op.attribute("value_ints")
     real = op.attribute("value_float")
     if real is not None:
-        wiring.constants[op.outputs[0]] = helper.make_tensor("", 1, [], [real.f])
+        wiring.constants[op.output()] = helper.make_tensor("", 1, [], [real.f])
     elif one is not None:
-        wiring.constants[op.outputs[0]] = helper.make_tensor("", 7, [], [one.i])
+        wiring.constants[op.output()] = helper.make_tensor("", 7, [], [one.i])
     elif many is not None:
-        wiring.constants[op.outputs[0]] = helper.make_tensor("", 7, [len(many.ints)], many.ints)
+        wiring.constants[op.output()] = helper.make_tensor("", 7, [len(many.ints)], many.ints)
 
 
 def _branches(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:

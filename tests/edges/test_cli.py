@@ -10,7 +10,11 @@ import sys
 from pathlib import Path
 
 import jsonschema
+import onnx
 import pytest
+
+from conformance_cases import CASES
+from graphs import decoder
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / "shakespeare-onnx"
@@ -268,6 +272,92 @@ def test_inspect_prints_a_table() -> None:
     assert result.returncode == 0
     for word in ("past_key_values.0.key", "present.0.key", "BHSD", "in_place", "topology"):
         assert word in result.stdout
+
+
+def test_inspect_explains_each_entry() -> None:
+    result = ortkv("inspect", FIXTURES / "gpt2-merged", "--explain")
+    assert result.returncode == 0
+    for words in (
+        "past_key_values.0.key -> Concat (/transformer/h.0/attn/Concat_3) -> present.0.key",
+        "its product goes into the softmax (MatMul /transformer/h.0/attn/MatMul)",
+        "axis 2 is S, past_sequence_length: Concat adds the new tokens along it",
+    ):
+        assert words in result.stdout
+    result = ortkv("inspect", FIXTURES / "gpt2-merged", "--explain", "--json")
+    document = json.loads(result.stdout)
+    contract = json.loads((ROOT / "docs" / "inspect.schema.json").read_text())
+    jsonschema.validate(document, contract)
+    first = document["explain"][0]
+    assert first["past"] == document["entries"][0]["past"]
+    assert first["path"] == [{"op": "Concat", "node": "/transformer/h.0/attn/Concat_3"}]
+    assert "explain" not in json.loads(ortkv("inspect", FIXTURES / "gpt2-merged", "--json").stdout)
+
+
+def case(folder: Path, name: str) -> Path:
+    onnx.save(decoder(CASES[name]), folder / "model.onnx")
+    return folder / "model.onnx"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("window/window-BHSD", ["window", "the last 4 tokens"]),
+        ("scatter/ScatterND-capacity-12", ["scatter", "at most 12 tokens"]),
+        ("other/hybrid-CA", ["conv", "BXX", "a state of 8 x 2", "states of 8 x 2 float32"]),
+        ("other/cross-given", ["cross_key", "constant", "the encoder's source"]),
+        ("mask/4d_drop-concat", ["attention_mask (mask_4d, drop)"]),
+        ("mask/4d_add-concat", ["attention_mask (mask_4d, additive)"]),
+        ("layout/(BH)SD-concat", ["(BH)SD"]),
+    ],
+)
+def test_inspect_shows_what_is_special(name: str, words: list[str], tmp_path: Path) -> None:
+    result = ortkv("inspect", case(tmp_path, name))
+    assert result.returncode == 0, result.stderr
+    for word in words:
+        assert word in result.stdout
+
+
+def test_inspect_marks_what_is_fed_by_default_and_what_is_stated(tmp_path: Path) -> None:
+    path = case(tmp_path, "input/unknown")
+    model = onnx.load(path)
+    unused = onnx.helper.make_tensor_value_info("[lora]", onnx.TensorProto.FLOAT, [1])
+    model.graph.input.append(unused)
+    onnx.save(model, path)
+    result = ortkv("inspect", path)
+    fails(result, '{"kv_map": {"inputs": {"values": {"residual_scale": 1.0}}}}')
+    (tmp_path / "map.json").write_text('{"inputs": {"values": {"residual_scale": 1}}}')
+    result = ortkv("inspect", path, "--kv-map", tmp_path / "map.json")
+    assert "[lora] (fed zeros: the graph does not use it)" in result.stdout
+    assert "residual_scale (fed 1, as stated)" in result.stdout
+
+
+def test_every_command_takes_a_map(tmp_path: Path) -> None:
+    """The one given is read: one that is no map fails by its name, and a right one runs."""
+    path, given, wrong = (
+        case(tmp_path, "input/unknown"),
+        tmp_path / "map.json",
+        tmp_path / "no.json",
+    )
+    given.write_text('{"kv_map": {"inputs": {"values": {"residual_scale": 1}}}}')
+    wrong.write_text('{"inputs": {"values": {"residual_scale": "one"}}}')
+    for command in (
+        ["inspect", path, "--json"],
+        ["verify", path, "--json"],
+        ["bench", path, "--json", "--prompt-len", 4, "--new-tokens", 2, "--repeats", 1],
+    ):
+        fails(ortkv(*command, "--kv-map", wrong), "no.json: inputs.values.residual_scale")
+        result = ortkv(*command, "--kv-map", given)
+        assert result.returncode == 0, result
+        json.loads(result.stdout)
+    fails(ortkv("generate", path, "-p", "x", "--kv-map", wrong), "no.json: inputs.values")
+    fails(ortkv("generate", path, "-p", "x", "--kv-map", given), "tokenizer")
+    fails(ortkv("chat", path, "--kv-map", wrong), "no.json: inputs.values")
+    fails(ortkv("chat", path, "--kv-map", given), "tokenizer")
+    result = ortkv("doctor", path, "--json", "--kv-map", wrong)
+    assert "no.json" in result.stdout
+    result = ortkv("doctor", path, "--json", "--kv-map", given)
+    assert "residual_scale" not in result.stdout, result
+    assert result.stderr == ""
 
 
 def test_bench_gives_numbers() -> None:
