@@ -95,14 +95,9 @@ def choose_graphs(
     if stated is not None:
         return _as_stated(graphs, stated, precision)
     for place in ("", f"{HUB_FOLDER}/", "decoder/"):
-        stems = {path.removesuffix(".onnx") for path in graphs if path.startswith(place)}
-        here = {stem.removeprefix(place) for stem in stems}
-        here = {stem for stem in here if "/" not in stem}
+        here = _stems_in(place, graphs)
         if here:
-            found = _by_name(here, place, precision)
-            encoder = found.encoder or _sibling(found.graph, _ENCODERS, graphs)
-            embedding = found.embedding or _sibling(found.graph, _EMBEDDINGS, graphs)
-            return replace(found, encoder=encoder, embedding=embedding)
+            return _with_companions(_by_name(here, place, precision), graphs)
     raise ModelFileError(
         "has no .onnx file, nor has an onnx/ folder in it: expected an exported model"
     )
@@ -117,33 +112,47 @@ def companions(stems: Collection[str], stem: str) -> tuple[str | None, str | Non
 
 def _as_stated(graphs: set[str], stated: Stated, precision: str | None) -> GraphFiles:
     files = stated.files
+    if precision is not None:
+        files = GraphFiles(
+            graph=_stated_variant(files.graph, graphs, precision),
+            prefill=_in_precision(files.prefill, graphs, precision),
+            encoder=_in_precision(files.encoder, graphs, precision),
+            embedding=_in_precision(files.embedding, graphs, precision),
+        )
     missing = [f for f in (files.graph, files.prefill) if f is not None and f not in graphs]
     if missing:
         raise ModelFileError(
             f"has no {missing[0]}, which its {stated.by} names as a graph: copy the file there, or "
             f"name another in {stated.by}"
         )
-    files = replace(
-        files,
-        encoder=_known(files.encoder, graphs) or _sibling(files.graph, _ENCODERS, graphs),
-        embedding=_known(files.embedding, graphs) or _sibling(files.graph, _EMBEDDINGS, graphs),
-    )
-    if precision is None:
-        return files
+    known = (path if path in graphs else None for path in (files.encoder, files.embedding))
+    return _with_companions(replace(files, encoder=next(known), embedding=next(known)), graphs)
+
+
+def _stated_variant(path: str, graphs: set[str], precision: str) -> str:
+    """The variant of a stated graph.   Raises: ModelFileError where there is none."""
+    place, stem = _place_and_stem(path)
+    base = _split(stem)[0]
+    found = _variants(_stems_in(place, graphs)).get(base, {})
+    return f"{place}{_variant(base, found, precision)}.onnx" if found else path
+
+
+def _with_companions(files: GraphFiles, graphs: set[str]) -> GraphFiles:
+    """With an encoder and embeddings in folders of their own, or beside the graph."""
     place, stem = _place_and_stem(files.graph)
-    beside = {_place_and_stem(path)[1] for path in graphs if _place_and_stem(path)[0] == place}
-    found = _variants(beside)[_split(stem)[0]]
-    chosen = _variant(_split(stem)[0], found, precision)
-    return GraphFiles(
-        graph=f"{place}{chosen}.onnx",
-        prefill=_in_precision(files.prefill, graphs, precision),
-        encoder=_in_precision(files.encoder, graphs, precision),
-        embedding=_in_precision(files.embedding, graphs, precision),
+    beside = companions(_stems_in(place, graphs) - {stem}, stem)
+    encoder, embedding = (None if name is None else f"{place}{name}.onnx" for name in beside)
+    return replace(
+        files,
+        encoder=files.encoder or encoder or _sibling(files.graph, _ENCODERS, graphs),
+        embedding=files.embedding or embedding or _sibling(files.graph, _EMBEDDINGS, graphs),
     )
 
 
-def _known(path: str | None, graphs: set[str]) -> str | None:
-    return path if path in graphs else None
+def _stems_in(place: str, graphs: set[str]) -> set[str]:
+    """Stems of the graphs right in a folder, '' or with its slash at the end."""
+    split = [_place_and_stem(path) for path in graphs]
+    return {stem for folder, stem in split if folder == place}
 
 
 def _sibling(graph: str, folders: Iterable[str], graphs: set[str]) -> str | None:
@@ -173,11 +182,8 @@ def _by_name(stems: set[str], place: str, precision: str | None) -> GraphFiles:
         first = variants[first_base]
         suffix = _split(stem)[1]
         prefill = first[suffix] if suffix in first else _variant(first_base, first, precision)
-    encoder, embedding = companions(stems, stem)
-    paths = [None if s is None else f"{place}{s}.onnx" for s in (prefill, encoder, embedding)]
-    return GraphFiles(
-        graph=f"{place}{stem}.onnx", prefill=paths[0], encoder=paths[1], embedding=paths[2]
-    )
+    first_graph = None if prefill is None else f"{place}{prefill}.onnx"
+    return GraphFiles(graph=f"{place}{stem}.onnx", prefill=first_graph)
 
 
 def _decoder(

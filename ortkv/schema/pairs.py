@@ -50,9 +50,7 @@ def check_complete(entries: Sequence[CacheEntry], signature: Signature, logits: 
     """
     claimed = {entry.present for entry in entries} | {logits.name}
     orphans = [
-        spec
-        for spec in signature.outputs
-        if names.read_present(spec.name) is not None and spec.name not in claimed
+        spec for spec in signature.outputs if spec.name not in claimed and _is_cache(spec, entries)
     ]
     read_only = [s for s in signature.inputs if s.name in _without_present(entries)]
     loose = [s for s in signature.outputs if s.name not in claimed]
@@ -70,6 +68,18 @@ def check_complete(entries: Sequence[CacheEntry], signature: Signature, logits: 
 
 def _listed(layers: set[int]) -> str:
     return f"[{few([str(layer) for layer in sorted(layers)])}]"
+
+
+def _is_cache(output: TensorSpec, entries: Sequence[CacheEntry]) -> bool:
+    """Whether an output is a cache by its name.
+
+    Not the source's keys and values in a graph that takes none: it makes them anew in every run.
+    """
+    named = names.read_present(output.name)
+    if named is None:
+        return False
+    takes_cross = any(entry.role in ("cross_key", "cross_value") for entry in entries)
+    return takes_cross or named.role not in ("cross_key", "cross_value")
 
 
 def _without_present(entries: Sequence[CacheEntry]) -> set[str]:

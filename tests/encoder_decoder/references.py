@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 OF_TOKENS = ("t5-optimum", "t5-two-files", "bart-optimum", "marian-optimum")
 OF_FEATURES = ("whisper-optimum", "whisper-mobius")
-EXPORTS = (*OF_TOKENS, *OF_FEATURES)
+EXPORTS = (*OF_TOKENS, *OF_FEATURES, "t5-mobius")
+WITHOUT_START = ("t5-mobius", "whisper-mobius")
+"""Their JSON does not say where the decoder starts."""
 TOLERANCE = 1e-4  # of logits of up to 5; two roundings apart are 2e-5, a misplaced token 0.1
 
 

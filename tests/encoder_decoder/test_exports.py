@@ -23,6 +23,7 @@ from encoder_decoder.references import (
     OF_FEATURES,
     OF_TOKENS,
     TOLERANCE,
+    WITHOUT_START,
     generator,
     rows,
 )
@@ -54,7 +55,7 @@ def test_logits_of_every_step_are_transformers_own(name: str) -> None:
 def test_greedy_tokens_are_transformers_own(name: str) -> None:
     """Two sources at once, of unequal length where they are tokens; the start is no new token."""
     both = rows(name)
-    if name == "whisper-mobius":  # its JSON does not say where the decoder starts
+    if name in WITHOUT_START:
         with pytest.raises(InvalidRequest, match="has no decoder_start_token_id"):
             generator(name).start(both[0].source)
         started = [generator(name).start(row.tokens[:1], source=row.source) for row in both]
@@ -67,7 +68,7 @@ def test_greedy_tokens_are_transformers_own(name: str) -> None:
 
 @every_export
 def test_a_prompt_alone_is_the_source(name: str) -> None:
-    if name == "whisper-mobius":
+    if name in WITHOUT_START:
         pytest.skip("its JSON does not say where the decoder starts")
     row = rows(name)[0]
     sequence = generator(name).start(row.source)
