@@ -78,6 +78,14 @@ class Decoder:
         first = graph.first()
         self._first = self._binding if first is None else self._bound(first.session, first.schema)
 
+    @property
+    def _least_first(self) -> int:
+        """Tokens that a graph of first runs must have: it gives out no longer a state than these."""
+        states = [e for e in self.graph.schema.entries if e.role == "conv"]
+        if self.graph.prefill is None:
+            return 0
+        return max((entry.state_dims[-1] for entry in states), default=0)
+
     def _bound(self, session: Session, schema: CacheSchema) -> Binding:
         return Binding(session, schema, self.cache, self.graph.embedding if schema.embeds else None)
 
@@ -91,7 +99,7 @@ class Decoder:
         start = 0
         while start < len(tokens):
             end = start + self._chunk_len(len(tokens) - start)
-            logits = self._next().run(np.array([tokens[start:end]]))
+            logits = self._next(end - start).run(np.array([tokens[start:end]]))
             start = end
         return logits[0]
 
@@ -103,14 +111,16 @@ class Decoder:
         """
         return self._next().run(np.array(tokens)[:, None])
 
-    def _next(self) -> Binding:
-        return self._binding if self.cache.past_len else self._first
+    def _next(self, query_len: int = 1) -> Binding:
+        """The steps' binding, too, for a first run that a graph of its own cannot do."""
+        is_first = self.cache.past_len == 0 and query_len >= self._least_first
+        return self._first if is_first else self._binding
 
     def _chunk_len(self, num_left: int) -> int:
         """Tokens of the next run: what the graph takes, within bounded memory."""
         schema = self.graph.schema
         is_first = self.cache.past_len == 0
-        if is_first and self.graph.prefill is not None:
+        if is_first and self.graph.prefill is not None and num_left >= self._least_first:
             return num_left
         if schema.fixed_query_len is not None:
             return schema.fixed_query_len

@@ -87,16 +87,26 @@ def proof(folder: Path) -> list[str]:
         some = rows(folder)
         worst = max(error(generator, row) for row in some)
         cells.append(f"{worst:.0e}{'' if worst < tolerance(folder) else ' **wrong**'}")
-        report = ortkv.verify(folder)
-        figures = f"{report.max_abs_error:.0e} / {report.tolerance:.0e}"
-        cells.append(figures if report.ok else f"{figures} **no**")
-        alone = [greedy(generator, [row])[0] for row in some]
+        cells.append(verified(folder))
+        alone = [greedy(generator, [row], folder)[0] for row in some]
         equal = sum(got == row.greedy for got, row in zip(alone, some, strict=True))
         cells.append(f"{equal} of {len(some)}")
-        cells.append("yes" if greedy(generator, some) == alone else "**no**")
+        cells.append("yes" if greedy(generator, some, folder) == alone else "**no**")
     except Exception as found:  # noqa: BLE001 - a refusal is a row of the table
         cells.append(message(found, folder))
     return cells
+
+
+def verified(folder: Path) -> str:
+    """verify's figures; a graph of one token a run has no full run to be held against."""
+    try:
+        report = ortkv.verify(folder)
+    except ortkv.OrtkvError as found:
+        if "no full run to compare" in str(found):
+            return "one token a run: no full run"
+        raise
+    figures = f"{report.max_abs_error:.0e} / {report.tolerance:.0e}"
+    return figures if report.ok else f"{figures} **no**"
 
 
 def row_cells(folder: Path) -> list[str]:
