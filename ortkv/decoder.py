@@ -80,7 +80,7 @@ class Decoder:
 
     @property
     def _least_first(self) -> int:
-        """Tokens that a graph of first runs must have: it gives out no longer a state than these."""
+        """Tokens a graph of first runs must have: it gives out no longer a state than these."""
         states = [e for e in self.graph.schema.entries if e.role == "conv"]
         if self.graph.prefill is None:
             return 0
