@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,10 @@ from ortkv.decoder import LoadedGraph, PrefillGraph
 from ortkv.encoder import EncoderGraph
 from ortkv.errors import ConfigError, TokenizerMissing, UnsupportedModel
 from ortkv.folder import open_folder, read_json
+from ortkv.proof import decide
 from ortkv.runtime import open_model
 from ortkv.schema import (
+    alternatives,
     derive,
     derive_embedding,
     derive_encoder,
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
     from ortkv.folder import ModelFolder
     from ortkv.generation_config import GenerationConfig
     from ortkv.runtime import OpenModel, Provider
-    from ortkv.schema import CacheSchema, KvMap
+    from ortkv.schema import CacheSchema, HelperInput, KvMap
     from ortkv.schema.explain import Explanation
     from ortkv.signature import TensorSpec
     from ortkv.text import Text
@@ -170,14 +173,37 @@ def _graph_of(
         model = opened.read(folder.prefill)
         first = derive_prefill(signature_of(model), model, schema, stated)
         prefill = PrefillGraph(session=session, schema=first)
-    return LoadedGraph(
-        session=steps.session,
-        schema=schema,
-        device=steps.device,
-        prefill=prefill,
-        embedding=_embedding_of(folder, schema, opened),
-        encoder=_encoder_of(folder, schema, prefill, opened),
+    return _decided(
+        LoadedGraph(
+            session=steps.session,
+            schema=schema,
+            device=steps.device,
+            prefill=prefill,
+            embedding=_embedding_of(folder, schema, opened),
+            encoder=_encoder_of(folder, schema, prefill, opened),
+        )
     )
+
+
+def _decided(graph: LoadedGraph) -> LoadedGraph:
+    """The graph under the schema that its own runs agree with, where it leaves several."""
+    schemas = alternatives(graph.schema)
+    if len(schemas) == 1:
+        return graph
+    graphs = [replace(graph, schema=schema) for schema in schemas]
+    decision = decide(graphs)
+    chosen = graphs[decision.index]
+    kinds = ", ".join(f"{h.name} holds {h.values}" for h in chosen.schema.helpers if _is_mask(h))
+    warnings.warn(
+        f"the graph's wiring leaves {len(graphs)} cache schemas; runs of it decided: {kinds} "
+        f"({decision}). State it in ortkv.json to spare these runs.",
+        stacklevel=2,
+    )
+    return chosen
+
+
+def _is_mask(helper: HelperInput) -> bool:
+    return helper.kind in ("mask_2d", "mask_4d")
 
 
 def _embedding_of(

@@ -1,5 +1,6 @@
 """From a graph to its cache schema: three kinds of evidence, weighed into one answer."""
 
+from ortkv.schema.alternatives import alternatives
 from ortkv.schema.companions import (
     EmbeddingSchema,
     EncoderSchema,
@@ -24,6 +25,7 @@ __all__ = [
     "KvMap",
     "RowAlignment",
     "Update",
+    "alternatives",
     "derive",
     "derive_embedding",
     "derive_encoder",

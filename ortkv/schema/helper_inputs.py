@@ -153,6 +153,7 @@ def helpers_of(
             dtype=spec.dtype,
             dims=spec.dims,
             values=default_values(spec, kind, uses.mask),
+            open_values=_open_values(spec, kind, uses),
         )
     return _encoder_apart(found, source_lengths)
 
@@ -245,6 +246,17 @@ def default_values(spec: TensorSpec, kind: HelperKind, used_as: MaskValues | Non
     if used_as is not None:
         return used_as
     return "additive" if kind == "mask_4d" and spec.dtype in FLOATS else "keep"
+
+
+def _open_values(spec: TensorSpec, kind: HelperKind, uses: Uses) -> tuple[MaskValues, ...]:
+    """What else a mask of this dtype may hold, where it is used in a way that does not tell."""
+    if kind not in ("mask_2d", "mask_4d") or uses.mask is not None or not uses.used:
+        return ()
+    likeliest = default_values(spec, kind, None)
+    possible: tuple[MaskValues, ...] = ("keep", "drop")
+    if spec.dtype in FLOATS:
+        possible = ("keep", "drop", "additive")
+    return tuple(values for values in possible if values != likeliest)
 
 
 def _encoder_apart(

@@ -115,7 +115,8 @@ class CacheEntry:
 class HelperInput:
     """An input that is neither tokens nor cache, and the rule that computes it.
 
-    ``values`` is for masks alone, ``fill`` the number that a 'stated' one holds in every place.
+    ``values`` is for masks alone, and ``open_values`` what else one may hold where its use does
+    not tell; ``fill`` the number that a 'stated' one holds in every place.
     ``is_stated``: ortkv.json or --kv-map says what it is.
     """
 
@@ -124,6 +125,7 @@ class HelperInput:
     dtype: str
     dims: tuple[Dim, ...]
     values: MaskValues = "keep"
+    open_values: tuple[MaskValues, ...] = ()
     fill: float = 0.0
     is_stated: bool = False
 

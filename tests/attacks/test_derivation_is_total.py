@@ -20,7 +20,7 @@ from conformance_cases import CASES
 from graphs import Design, decoder
 
 FIXTURES = sorted((Path(__file__).resolve().parents[1] / "fixtures").glob("*/*model*.onnx"))
-MOST_CHARACTERS = 600
+MOST_CHARACTERS = 1000
 INFO = helper.make_tensor_value_info
 
 

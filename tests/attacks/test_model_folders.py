@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SHIPPED = Path(__file__).resolve().parents[2] / "models" / "shakespeare-onnx"
 PROMPT, NUM_NEW = [3, 1, 4, 1, 5], 6
 INFO = helper.make_tensor_value_info
-MOST_CHARACTERS = 600
+MOST_CHARACTERS = 1000
 
 
 @pytest.fixture
@@ -281,7 +281,8 @@ def test_a_malformed_config_is_refused(folder: Path, name: str, content: str) ->
     (folder / name).write_text(content)
     message = refused(folder, ConfigError, "config_error", by_inspect=False)
     assert name in message
-    assert len(ortkv.inspect(folder).entries) == 4
+    if name != "genai_config.json":  # it may name the graph, so that it is read even to inspect
+        assert len(ortkv.inspect(folder).entries) == 4
 
 
 def test_a_config_that_contradicts_the_graph_is_not_believed(folder: Path) -> None:
