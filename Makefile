@@ -1,18 +1,22 @@
 # make demo   text from the shipped model, in a virtual environment of its own
 # make test   every test; make lint, make bench likewise install what they need
+# make conformance   the table of real exports, written to docs/results/conformance.md
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements/lock.txt
 MODEL := models/shakespeare-onnx
 
-.PHONY: demo test bench lint format lock clean
+.PHONY: demo test conformance bench lint format lock clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/ortkv generate $(MODEL) -p "ROMEO:" -n 160 --do-sample --temperature 0.8 --seed 7 --echo --stats
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 --durations=15
+
+conformance: $(VENV)/.test
+	$(BIN)/python tests/exports/conformance_table.py > docs/results/conformance.md
 
 bench: $(VENV)/.demo
 	$(BIN)/ortkv bench $(MODEL)
