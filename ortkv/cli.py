@@ -298,7 +298,7 @@ def verify(  # noqa: PLR0913
     provider: ProviderName = "cpu",
     precision: Precision = None,
     threads: Threads = None,
-    seed: Seed = 0,
+    seed: Annotated[int, _option(help="Seed of the random tokens it is run on.", min=0)] = 0,
     kv_map: KvMapFile = None,
     json: Json = False,
     debug: Debug = False,
@@ -312,7 +312,7 @@ def verify(  # noqa: PLR0913
         provider=provider,
         threads=threads,
         precision=precision,
-        seed=seed or 0,
+        seed=seed,
         kv_map=kv_map,
     )
     if json:
