@@ -16,12 +16,12 @@ from ortkv.schema.stated import settle
 from ortkv.signature import ONNX_TYPES
 
 if TYPE_CHECKING:
+    from ortkv.schema.flow import Flow
     from ortkv.schema.layout import Layout
     from ortkv.schema.names import Named
     from ortkv.schema.sizes import GraphSizes, Sizes
     from ortkv.schema.spec import Evidence, Role, Update
     from ortkv.schema.stated import StatedEntry
-    from ortkv.schema.topology import Flow
     from ortkv.signature import Dim, Signature, TensorSpec
 
 _CROSS: dict[Role, Role] = {"key": "cross_key", "value": "cross_value"}

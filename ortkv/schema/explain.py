@@ -10,6 +10,7 @@ from ortkv.schema.fused_ops import fused
 from ortkv.schema.moves import REARRANGING
 from ortkv.schema.sizes import graph_sizes
 from ortkv.schema.stated import STATES, groups
+from ortkv.schema.uses import MEASURES
 from ortkv.schema.wiring import wire
 
 if TYPE_CHECKING:
@@ -17,12 +18,11 @@ if TYPE_CHECKING:
 
     import onnx
 
+    from ortkv.schema.flow import Flow
     from ortkv.schema.spec import CacheEntry, CacheSchema
-    from ortkv.schema.topology import Flow
     from ortkv.schema.wiring import Op, Wiring
     from ortkv.signature import Signature, TensorSpec
 
-_MEASURES = frozenset({"Shape", "Size"})
 _MOST_STEPS = 20_000
 """Of a search for a path: a graph can have very many."""
 
@@ -142,7 +142,7 @@ def _search(
         after: list[tuple[str, tuple[Op, ...]]] = [
             (out, (*path, op))
             for op in wiring.consumers(name)
-            if op.kind not in _MEASURES
+            if op.kind not in MEASURES
             for out in op.outputs
         ]
         if name in wiring.leaves:

@@ -23,7 +23,7 @@ class FusedOp:
     ``lengths``: inputs that state the true length, so that buffers may be longer (in place).
     ``row_lengths``: the one among them with a length for each row.
     ``share_flag``: the attribute that says past and present are one buffer.
-    ``mask``: the input with a mask, and whether a floating one is added to the scores.
+    ``masks``: the inputs that may be a mask; a floating one is added to the scores.
     """
 
     pairs: dict[int, tuple[int, Role]]

@@ -11,8 +11,8 @@ from ortkv.schema.sizes import Size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ortkv.schema.flow import Flow, Stack
     from ortkv.schema.sizes import Sizes
-    from ortkv.schema.topology import Flow, Stack
     from ortkv.signature import Dim
 
 
@@ -37,6 +37,14 @@ class Dims:
 
     past: tuple[Dim, ...]
     sizes: Sizes
+
+    def size(self, axis: int) -> Size | None:
+        """As stated, where that is a number; else as computed."""
+        stated = self.past[axis]
+        if isinstance(stated, int):
+            return Size.of(stated)
+        computed = self.sizes[axis] if axis < len(self.sizes) else None
+        return computed or (None if stated is None else Size.of(stated))
 
 
 def layout(dims: Dims, flow: Flow | None, *, sequence: int | None, batch: Dim) -> Layout | None:
@@ -86,13 +94,10 @@ def _size(dims: Dims, part: Part, flow: Flow | None) -> Size | None:
     """As stated, where that is a number; else as the new tokens have it, or the present."""
     if not part.is_whole:
         return part.sizes[part.index]
-    stated = dims.past[part.axis]
-    if isinstance(stated, int):
-        return Size.of(stated)
-    if flow is not None and part in flow.new_sizes and part != flow.sequence:
+    is_open = not isinstance(dims.past[part.axis], int)
+    if is_open and flow is not None and part in flow.new_sizes and part != flow.sequence:
         return flow.new_sizes[part]
-    computed = dims.sizes[part.axis] if part.axis < len(dims.sizes) else None
-    return computed or (None if stated is None else Size.of(stated))
+    return dims.size(part.axis)
 
 
 def _name_batch_and_heads(

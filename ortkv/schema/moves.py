@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ortkv.schema.sizes import MAX_RANK, Size, axes_argument, product
+from ortkv.schema.reordered import squeezed, transposed, unsqueezed
+from ortkv.schema.sizes import Size, product
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Part:
-    """One of the source's axes (``of`` 1 of 1), or the ``index``-th of ``of`` it was split into."""
+    """One of the source's axes, or the ``index``-th of ``sizes`` that it was split into."""
 
     axis: int
     index: int = 0
@@ -52,13 +53,11 @@ def moved(sizes: GraphSizes, op: Op, axes: Axes | None) -> Axes | None:
     if op.kind in AS_THEY_ARE or axes is None:
         return axes
     if op.kind == "Transpose":
-        perm = op.attribute("perm")
-        order = list(perm.ints) if perm is not None else list(reversed(range(len(axes))))
-        return tuple(axes[i] for i in order) if sorted(order) == list(range(len(axes))) else None
+        return transposed(op, axes)
     if op.kind == "Unsqueeze":
-        return _with_new(axes, axes_argument(sizes.wiring, op))
+        return unsqueezed(sizes.wiring, op, axes, ())
     if op.kind == "Squeeze":
-        return without(axes, axes_argument(sizes.wiring, op))
+        return squeezed(sizes.wiring, op, axes)
     if op.kind == "Expand":
         rank = len(sizes.ints(op.input(1)) or sizes.of(op.output()) or axes)
         return ((),) * (rank - len(axes)) + axes
@@ -74,29 +73,16 @@ def axis_at(axes: Axes | None, place: int) -> Axis | None:
     return axes[place]
 
 
+def only_part(axis: Axis | None) -> Part | None:
+    """The part that an axis is, where it is no more than one."""
+    return axis[0] if axis is not None and len(axis) == 1 else None
+
+
 def is_move(op: Op) -> bool:
     """Whether ``moved`` knows the op."""
     return op.kind in AS_THEY_ARE or op.kind in (
         "Transpose", "Unsqueeze", "Squeeze", "Expand", "Reshape",
     )  # fmt: skip
-
-
-def without(axes: Axes, dropped: list[int] | None) -> Axes | None:
-    """The axes that are left."""
-    if dropped is None or not axes:
-        return None
-    gone = {i % len(axes) for i in dropped}
-    return tuple(axis for i, axis in enumerate(axes) if i not in gone)
-
-
-def _with_new(axes: Axes, new: list[int] | None) -> Axes | None:
-    if new is None:
-        return None
-    rank = len(axes) + len(new)
-    if not rank or rank > MAX_RANK:
-        return None
-    places, old = {i % rank for i in new}, iter(axes)
-    return tuple(() if i in places else next(old, ()) for i in range(rank))
 
 
 def _reshaped(axes: Axes, before: Sizes | None, after: Sizes | None) -> Axes | None:

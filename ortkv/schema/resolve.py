@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     import onnx
 
+    from ortkv.schema.flow import Flow
     from ortkv.schema.spec import HelperInput
     from ortkv.schema.stated import KvMap, StatedEntry
-    from ortkv.schema.topology import Flow
     from ortkv.schema.wiring import Wiring
     from ortkv.signature import Dim, Signature, TensorSpec
 
@@ -44,8 +44,6 @@ _QUANTIZED = frozenset(
 )
 """Products in which an activation's rounding can depend on what else runs beside it."""
 _CACHE_DTYPES = FLOATS | {"int8", "uint8"}
-_LEAST_RANK = 2
-"""Floats of a higher rank may be a cache."""
 _NOT_LOGITS = ("hidden", "encoder", "embed")
 
 
@@ -279,7 +277,11 @@ def _check_known(
             "present together, or pair them, each with its own present, role and layout. "
             + settle(entries=[_blank(spec, flows) for spec in named])
         )
-    caches = [spec for spec in unknown if spec.dtype in FLOATS and (spec.rank or 0) > _LEAST_RANK]
+    caches = [
+        spec
+        for spec in unknown
+        if spec.dtype in FLOATS and (spec.rank or 0) >= topology.LEAST_CACHE_RANK
+    ]
     if unknown:
         numbers = {spec.name: 1.0 for spec in unknown if spec not in caches}
         raise UnsupportedModel(

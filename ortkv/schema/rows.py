@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ortkv.schema.topology import SCATTERS
+from ortkv.schema.joins import SCATTERS
 from ortkv.schema.uses import values_reach
 
 if TYPE_CHECKING:

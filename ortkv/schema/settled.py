@@ -7,13 +7,13 @@ from math import prod
 from typing import TYPE_CHECKING, NoReturn
 
 from ortkv.errors import UnsupportedModel
+from ortkv.schema.flow import Flow
 from ortkv.schema.helper_inputs import default_values, fits_kind
 from ortkv.schema.layout import Layout, heads_of
 from ortkv.schema.mask_values import mask_values
 from ortkv.schema.sizes import Size
 from ortkv.schema.spec import HelperInput
 from ortkv.schema.stated import groups, settle
-from ortkv.schema.topology import Flow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,7 +72,7 @@ def settled_layout(
     known: dict[str, int] = {name: size for name, size in stated.items() if size is not None}
     fixed: dict[str, int] = {}
     for axis, letters in enumerate(groups(axes)):
-        size = _size(dims, axis)
+        size = dims.size(axis)
         number = size.number if size is not None else None
         if "B" in letters and "H" in letters and "H" not in known and size is not None:
             heads = heads_of(size, None if batch is None else Size.of(batch))
@@ -91,14 +91,6 @@ def settled_layout(
         fixed_batch=fixed.get("B"),
         capacity=fixed.get("S"),
     )
-
-
-def _size(dims: Dims, axis: int) -> Size | None:
-    stated = dims.past[axis]
-    if isinstance(stated, int):
-        return Size.of(stated)
-    computed = dims.sizes[axis] if axis < len(dims.sizes) else None
-    return computed or (None if stated is None else Size.of(stated))
 
 
 def _solve(

@@ -10,6 +10,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ortkv.schema.reordered import MAX_RANK, squeezed, transposed, unsqueezed
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -79,7 +81,6 @@ class Size:
 Sizes = tuple["Size | None", ...]
 _MINUS_ONE = Size.of(-1)
 _MAX_VALUES = 16
-MAX_RANK = 16
 _MAX_TERMS = 64
 _MAX_NUMBER = 2**63
 """Bounds on what is computed, so that no graph makes it grow with every op: x * x, of that ..."""
@@ -242,12 +243,6 @@ def _widest(sizes: tuple[Size | None, ...]) -> Size | None:
     return wide[0] if wide else None if None in sizes else Size.of(1)
 
 
-def _transpose(_: GraphSizes, op: Op, dims: Sizes) -> Sizes | None:
-    perm = op.attribute("perm")
-    order = list(reversed(range(len(dims)))) if perm is None else list(perm.ints)
-    return tuple(dims[i] for i in order) if sorted(order) == list(range(len(dims))) else None
-
-
 def _reshape(found: GraphSizes, op: Op, dims: Sizes) -> Sizes | None:
     target = found.ints(op.input(1))
     if target is None:
@@ -273,25 +268,6 @@ def product(sizes: Iterable[Size | None]) -> Size | None:
         whole = whole * size
         whole = whole if whole.is_small else None
     return whole
-
-
-def _unsqueeze(found: GraphSizes, op: Op, dims: Sizes) -> Sizes | None:
-    axes = axes_argument(found.wiring, op)
-    if axes is None:
-        return None
-    rank = len(dims) + len(axes)
-    if not rank:
-        return dims
-    places, old = {i % rank for i in axes}, iter(dims)
-    return tuple(Size.of(1) if i in places else next(old, None) for i in range(rank))
-
-
-def _squeeze(found: GraphSizes, op: Op, dims: Sizes) -> Sizes | None:
-    axes = axes_argument(found.wiring, op)
-    if axes is None or not dims:
-        return None
-    gone = {i % len(dims) for i in axes}
-    return tuple(d for i, d in enumerate(dims) if i not in gone)
 
 
 def _gather(found: GraphSizes, op: Op, dims: Sizes) -> Sizes | None:
@@ -354,10 +330,10 @@ def _expand(found: GraphSizes, op: Op, dims: Sizes) -> Sizes | None:
 
 
 _DIM_RULES: dict[str, Callable[[GraphSizes, Op, Sizes], Sizes | None]] = {
-    "Transpose": _transpose,
+    "Transpose": lambda _, op, dims: transposed(op, dims),
     "Reshape": _reshape,
-    "Unsqueeze": _unsqueeze,
-    "Squeeze": _squeeze,
+    "Unsqueeze": lambda found, op, dims: unsqueezed(found.wiring, op, dims, Size.of(1)),
+    "Squeeze": lambda found, op, dims: squeezed(found.wiring, op, dims),
     "Gather": _gather,
     "Concat": _concat,
     "MatMul": _matmul,
@@ -366,9 +342,3 @@ _DIM_RULES: dict[str, Callable[[GraphSizes, Op, Sizes], Sizes | None]] = {
     "Slice": _slice,
     "Expand": _expand,
 }
-
-
-def axes_argument(wiring: Wiring, op: Op) -> list[int] | None:
-    """``axes`` of Squeeze and Unsqueeze: an attribute up to opset 12, an input from 13 on."""
-    attribute = op.attribute("axes")
-    return list(attribute.ints) if attribute is not None else wiring.ints(op.input(1))

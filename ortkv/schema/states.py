@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ortkv.schema import names
+from ortkv.schema.helper_inputs import FLOATS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
     from ortkv.schema.wiring import Wiring
     from ortkv.signature import Dim, TensorSpec
 
-_FLOATS = frozenset({"float32", "float16", "bfloat16"})
 _LEAST_RANK = 2
 
 
@@ -47,7 +47,7 @@ def _may_be_state(spec: TensorSpec) -> bool:
     """Floats with a fixed size behind the batch."""
     dims = spec.dims or ()
     return (
-        spec.dtype in _FLOATS
+        spec.dtype in FLOATS
         and len(dims) >= _LEAST_RANK
         and all(isinstance(dim, int) for dim in dims[1:])
     )

@@ -24,7 +24,12 @@ _ANGLES = frozenset({"MatMul", "Mul", "Einsum", "Concat"})
 _PROJECTIONS = frozenset(
     {"MatMul", "Gemm", "MatMulNBits", "DynamicQuantizeMatMul", "DynamicQuantizeLinear"}
 )
-_MEASURES = frozenset({"Shape", "Size"})
+MEASURES = frozenset({"Shape", "Size"})
+"""Ops that take a tensor's dims, not what it holds."""
+_PLACES = _MOVES | _SHIFTS | {"Range", "Concat", "Tile", "Mul", "Equal", "Where", "Max", "Min"}
+"""Ops on the way from a place to what writes there."""
+_INDICES = (("ScatterND", 1), ("ScatterElements", 1), ("TensorScatter", 2))
+"""Inputs that say where an op writes."""
 _SLOTS: dict[tuple[str, str, int], HelperKind] = {
     ("com.microsoft", "GroupQueryAttention", 5): "last_positions",
     ("com.microsoft", "GroupQueryAttention", 6): "total_length",
@@ -96,12 +101,6 @@ def uses_of(wiring: Wiring, spec: TensorSpec, pasts: Iterable[str]) -> Uses:
         projected=any(op.kind in _PROJECTIONS for op in wiring.consumers(spec.name)),
         used=_is_read(wiring, spec.name),
     )
-
-
-_PLACES = _MOVES | _SHIFTS | {"Range", "Concat", "Tile", "Mul", "Equal", "Where", "Max", "Min"}
-
-
-_INDICES = (("ScatterND", 1), ("ScatterElements", 1), ("TensorScatter", 2))
 
 
 def _is_place(wiring: Wiring, name: str, pasts: set[str]) -> bool:
@@ -184,7 +183,7 @@ def values_reach(wiring: Wiring, start: str, targets: Iterable[str]) -> bool:
         wire = front.pop()
         if wire in wanted:
             return True
-        after = [out for op in wiring.consumers(wire) if op.kind not in _MEASURES
+        after = [out for op in wiring.consumers(wire) if op.kind not in MEASURES
                  for out in op.outputs]  # fmt: skip
         if wire in wiring.leaves:
             after.append(wiring.leaves[wire])
