@@ -10,7 +10,14 @@ if TYPE_CHECKING:
     from ortkv.schema import CacheSchema
 
 ONE_VALUE_A_RUN = frozenset(
-    {"past_length", "total_length", "use_cache_branch", "num_logits_to_keep", "beam_indices"}
+    {
+        "past_length",
+        "total_length",
+        "use_cache_branch",
+        "num_logits_to_keep",
+        "beam_indices",
+        "last_positions",
+    }
 )
 
 

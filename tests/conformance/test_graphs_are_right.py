@@ -193,7 +193,7 @@ FEEDS: dict[str, Callable[[Driver, Array, str], Array]] = {
     "beam_indices": lambda d, _, __: np.arange(d.batch),
     "token_types": lambda _, new, __: np.zeros_like(new),
     "unknown": lambda _, __, ___: np.array(1.0),
-    "encoder_hidden_states": lambda d, _, __: np.tile(encoder_states(d.design), (d.batch, 1, 1)),
+    "encoder_states": lambda d, _, __: np.tile(encoder_states(d.design), (d.batch, 1, 1)),
     "encoder_mask": lambda d, _, __: np.ones((d.batch, ENCODER_LEN)),
     "cache_scale": lambda d, _, name: np.array([scale_of(d.design, name)]),
     "cache_zero_point": lambda d, _, __: np.array([d.design.zero_point]),
