@@ -77,7 +77,7 @@ def _settled_lone(entries: Sequence[CacheEntry], layers: set[int]) -> str:
     if not lone:
         return "."
     return "; or say of each its layer and role, key_value where both are made of it. " + settle(
-        entries=lone
+        entries=lone[:2]
     )
 
 
