@@ -27,6 +27,11 @@ class Decision:
     index: int
     outcomes: tuple[QuickReport | Refused, ...]
 
+    @property
+    def is_moot(self) -> bool:
+        """Whether every candidate is right: it makes no difference to this graph."""
+        return all(_is_right(outcome) for outcome in self.outcomes)
+
     def __str__(self) -> str:
         return "; ".join(_said(i, outcome) for i, outcome in enumerate(self.outcomes))
 

@@ -17,7 +17,7 @@ _LOW = -1e3
 _PASS_ON = frozenset(
     {"Identity", "Cast", "Unsqueeze", "Squeeze", "Reshape", "Expand", "Transpose", "Slice",
      "Gather", "Tile", "And", "Or", "Concat", "Pad", "Mul", "Add", "Max", "Min", "ScatterND",
-     "GatherND", "Clip", "Greater"}
+     "GatherND", "Clip", "Flatten", "GatherElements", "Greater"}
 )  # fmt: skip
 _COUNTS = frozenset({"ReduceSum", "CumSum"})
 _ARITHMETIC = _PASS_ON | {"Sub", "Range", "ReduceMax", "CumSum", "Where"}

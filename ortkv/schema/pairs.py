@@ -62,8 +62,23 @@ def check_complete(entries: Sequence[CacheEntry], signature: Signature, logits: 
             raise UnsupportedModel(
                 f"the cache is incomplete: {kind}keys of layers {_listed(keys)}, {kind}values of "
                 f"layers {_listed(values)}, {seen('outputs without a past', orphans)}. Export "
-                "again, with one past and one present for the key and the value of each layer."
+                "again, with one past and one present for the key and the value of each layer"
+                + ("." if orphans or keys & values else _settled_lone(entries, keys ^ values))
             )
+
+
+def _settled_lone(entries: Sequence[CacheEntry], layers: set[int]) -> str:
+    """How to state keys that have no values, the first two of them: latents look like this."""
+    lone = [
+        {"past": e.past, "layer": e.layer, "role": e.role}
+        for e in entries
+        if e.layer in layers and e.past is not None and e.present is not None
+    ]
+    if not lone:
+        return "."
+    return "; or say of each its layer and role, key_value where both are made of it. " + settle(
+        entries=lone[:2]
+    )
 
 
 def _listed(layers: set[int]) -> str:

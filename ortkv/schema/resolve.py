@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import onnx
 
     from ortkv.schema.flow import Flow
-    from ortkv.schema.spec import HelperInput
+    from ortkv.schema.spec import HelperInput, Role
     from ortkv.schema.stated import KvMap, StatedEntry
     from ortkv.schema.wiring import Wiring
     from ortkv.signature import Dim, Signature, TensorSpec
@@ -100,6 +100,11 @@ def _tokens(
         return _stated_tokens(signature, stated)
     widths = {s.dims[-1] for s in signature.outputs if s.dims and s.dtype in FLOATS}
     found = find_tokens(signature.inputs, wiring, widths, flows)
+    if len(found) == 1 and found[0].rank == 1:
+        raise UnsupportedModel(
+            f"{found[0]}: token ids without a batch axis: expected [batch, query_len]. Export the "
+            "model with tokens of two axes, or put an Unsqueeze before it."
+        )
     if len(found) == 1:
         return found[0]
     raise UnsupportedModel(
@@ -111,9 +116,7 @@ def _tokens(
 
 def _stated_tokens(signature: Signature, stated: KvMap) -> TensorSpec:
     spec = next(spec for spec in signature.inputs if spec.name == stated.tokens)
-    if (spec.dtype in INTEGERS and spec.rank in (1, 2)) or (
-        spec.dtype in FLOATS and spec.rank == 3
-    ):
+    if (spec.dtype in INTEGERS and spec.rank == 2) or (spec.dtype in FLOATS and spec.rank == 3):
         return spec
     raise UnsupportedModel(
         f"{stated.source}: inputs.tokens is {spec}: expected integers of [batch, query_len], or "
@@ -305,7 +308,8 @@ def _blank(spec: TensorSpec, flows: dict[str, Flow]) -> dict[str, object]:
     """An entry to fill in: its role alone, where the graph shows the rest."""
     flow = flows.get(spec.name)
     if flow is not None and flow.update is not None and flow.present is not None:
-        return {"past": spec.name, "role": "key"}
+        told: list[Role | None] = [f.role for f in flows.values() if f.update is not None]
+        return {"past": spec.name, "role": _missing_role(told)}
     return {
         "past": spec.name,
         "present": "<output>",
@@ -313,6 +317,11 @@ def _blank(spec: TensorSpec, flows: dict[str, Flow]) -> dict[str, object]:
         "role": "key",
         "layout": "BHSD",
     }
+
+
+def _missing_role(told: Sequence[Role | None]) -> Role:
+    """Of keys and values, those that the graph shows fewer of."""
+    return "value" if told.count("key") > told.count("value") else "key"
 
 
 def _one_size(sizes: set[int | None], what: str, signature: Signature) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ortkv.schema.joins import SCATTERS
+from ortkv.schema.placed import adds_by_place
 from ortkv.schema.uses import values_reach
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ def takes_ragged_rows(
 
     An op that counts its rows must get each row's own number, from what a mask or lengths hold.
     Where the graph joins past and new itself, a mask must shut the padding out and positions
-    must be told: both have to matter for the logits, not only to be inputs.
+    must be told: both have to matter for the logits, not only to be inputs; nor may joined keys
+    be rotated by where they lie, which padding shifts.
     """
     if _has_source(candidates, helpers) and not takes_ragged_sources(wiring, helpers, logits):
         return False
@@ -49,6 +51,9 @@ def takes_ragged_rows(
         return False
     masks = _of(helpers, ("mask_2d", "mask_4d"))
     told = [h for h in _of(helpers, ("positions",)) if len(h.dims) > 1]
+    joins = {wire for c in caches if c.flow and c.flow.join for wire in c.flow.join.outputs if wire}
+    if adds_by_place(wiring, joins, [h.name for h in (*masks, *told)]):
+        return False
     return (
         not counts - {""}
         and not any(c.flow is not None and "GroupQueryAttention" in c.flow.path for c in caches)

@@ -92,7 +92,7 @@ def test_the_shipped_export_has_notes_alone() -> None:
 
 
 def bad_json(folder: Folder) -> None:
-    (folder.path / "genai_config.json").write_text("{")
+    (folder.path / "tokenizer_config.json").write_text("{")
 
 
 def wide_tokenizer(folder: Folder) -> None:
