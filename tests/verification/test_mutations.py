@@ -20,7 +20,7 @@ from ortkv.proof.comparing import tolerance_of
 from ortkv.proof.probe import with_probes
 
 from graphs import Design, decoder
-from verification.mutants import TOLD_APART, drawn
+from verification.mutants import TOLD_APART, drawn, may_become
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,7 +117,7 @@ def is_rejected(mutant: LoadedGraph) -> bool:
 def with_one_helper_of_another_kind(schema: CacheSchema) -> Iterator[CacheSchema]:
     for i, helper in enumerate(schema.helpers):
         for kind in TOLD_APART:
-            if kind != helper.kind:
+            if may_become(helper, kind):
                 helpers = list(schema.helpers)
                 helpers[i] = replace(helper, kind=kind)
                 yield replace(schema, helpers=tuple(helpers))
