@@ -193,8 +193,6 @@ def _decided(graph: LoadedGraph) -> LoadedGraph:
     graphs = [replace(graph, schema=schema) for schema in schemas]
     decision = decide(graphs)
     chosen = graphs[decision.index]
-    if decision.is_moot:
-        return chosen
     kinds = ", ".join(f"{h.name} holds {h.values}" for h in chosen.schema.helpers if _is_mask(h))
     warnings.warn(
         f"the graph's wiring leaves {len(graphs)} cache schemas; runs of it decided: {kinds} "

@@ -27,11 +27,6 @@ class Decision:
     index: int
     outcomes: tuple[QuickReport | Refused, ...]
 
-    @property
-    def is_moot(self) -> bool:
-        """Whether every candidate is right: it makes no difference to this graph."""
-        return all(_is_right(outcome) for outcome in self.outcomes)
-
     def __str__(self) -> str:
         return "; ".join(_said(i, outcome) for i, outcome in enumerate(self.outcomes))
 
@@ -40,15 +35,11 @@ def decide(candidates: Sequence[LoadedGraph], *, seed: int = 0) -> Decision:
     """Run each schema on the graph, and take the only one that agrees with full runs.
 
     candidates: of one session, each with another schema.
-    Where all agree, it makes no difference to this graph: the first is taken.
-
-    Raises: UnsupportedModel where none is right, some are, or one is wrong by too little.
+    Raises: UnsupportedModel where none is right, several are, or one is wrong by too little.
     """
     outcomes = tuple(_outcome(graph, seed) for graph in candidates)
     right = [i for i, outcome in enumerate(outcomes) if _is_right(outcome)]
     wrong = [i for i, outcome in enumerate(outcomes) if _is_wrong(outcome)]
-    if len(right) == len(outcomes):
-        return Decision(index=0, outcomes=outcomes)
     if len(right) != 1 or len(right) + len(wrong) != len(outcomes):
         found = "; ".join(_said(i, outcome) for i, outcome in enumerate(outcomes))
         raise UnsupportedModel(

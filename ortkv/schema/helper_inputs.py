@@ -250,7 +250,7 @@ def default_values(spec: TensorSpec, kind: HelperKind, used_as: MaskValues | Non
 
 def _open_values(spec: TensorSpec, kind: HelperKind, uses: Uses) -> tuple[MaskValues, ...]:
     """What else a mask of this dtype may hold, where it is used in a way that does not tell."""
-    if kind not in ("mask_2d", "mask_4d") or uses.mask is not None or not uses.used:
+    if kind not in ("mask_2d", "mask_4d") or uses.mask is not None or not uses.weighed:
         return ()
     likeliest = default_values(spec, kind, None)
     possible: tuple[MaskValues, ...] = ("keep", "drop")

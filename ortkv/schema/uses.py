@@ -52,6 +52,7 @@ class Uses:
     moves_rows: whether it picks rows of a cache.   mask: what it holds if it masks scores.
     total: whether the new tokens' number is taken from it.   projected: whether it is multiplied
     by weights.   used: whether any op takes it to compute with.
+    weighed: whether what it holds is taken, not its shape alone.
     """
 
     tables: list[tuple[int, int]] = field(default_factory=list["tuple[int, int]"])
@@ -63,6 +64,7 @@ class Uses:
     total: bool = False
     projected: bool = False
     used: bool = True
+    weighed: bool = True
 
 
 def uses_of(wiring: Wiring, spec: TensorSpec, pasts: Iterable[str]) -> Uses:
@@ -100,6 +102,7 @@ def uses_of(wiring: Wiring, spec: TensorSpec, pasts: Iterable[str]) -> Uses:
         mask=mask_values(wiring, spec.name, spec.dtype),
         projected=any(op.kind in _PROJECTIONS for op in wiring.consumers(spec.name)),
         used=_is_read(wiring, spec.name),
+        weighed=any(op.kind not in MEASURES for op in wiring.consumers(spec.name)),
     )
 
 
